@@ -1,0 +1,58 @@
+// The codec on a CPU: torch-free. Weights are BF16 bits, row-major.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../format/header.h"
+
+namespace unweight {
+
+// Runs task(0) … task(n - 1) on the caller's threads, in any order. An exception of a task reaches the caller.
+using Parallel = std::function<void(int64_t n, const std::function<void(int64_t)>& task)>;
+
+enum class Capability : int { kPortable = 0, kAvx512 = 1 };
+// The one in force: the best that this CPU has, or what UNWEIGHT_CPU=portable or `set_capability` lowered it to.
+Capability capability();
+void set_capability(Capability wanted);
+
+// `matrices` matrices of [out_features, in_features] weights, one behind the other.
+struct Weights {
+  const uint16_t* data;
+  int64_t matrices, out_features, in_features;
+  const uint16_t* matrix(int64_t m) const { return data + m * out_features * in_features; }
+};
+
+// Packs in two steps, so that the caller can allocate the result: its size depends on the data.
+class Packer {
+ public:
+  // `shape`: of one matrix as the caller knows it, 2 to 8 entries. `stacked` rounds matrices up to 128 bytes.
+  // Falls back to another layout as docs/FORMAT.md section 9 says: `layout()` is the one taken.
+  Packer(Weights weights, Layout wanted, const std::vector<int64_t>& shape, bool stacked, const Parallel& parallel);
+  ~Packer();
+  Layout layout() const;
+  int64_t row_bytes() const;
+  // Writes matrices · out_features · row_bytes() bytes.
+  void write(uint8_t* out, const Parallel& parallel) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// All of these throw Error on damaged bytes; none reads outside [bytes, bytes + size).
+
+// Decodes one matrix to out_features · in_features weights, checking every checksum.
+void unpack(const uint8_t* bytes, size_t size, uint16_t* out, const Parallel& parallel);
+
+// Checks everything `unpack` checks, without the weights.
+void verify(const uint8_t* bytes, size_t size, const Parallel& parallel);
+
+// Decodes rows [first, first + rows) of one matrix into rows · in_features weights: a whole 64-row block or archive
+// chunk (`block`), after `check_block` if asked. For transcoding, and for products with the archive layout.
+void unpack_block(const Packed& packed, size_t size, uint64_t block, uint16_t* out, bool check);
+
+}  // namespace unweight
