@@ -1,0 +1,58 @@
+// What all encoders of tiles share: edges and raw stages.
+#include "encode.h"
+
+#include <algorithm>
+
+#include "../format/checksum.h"
+
+namespace unweight {
+
+StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_features, int64_t stage, Padding padding,
+                     uint16_t padding_pair, uint16_t* edge) {
+  const int64_t first = stage * kStageColumns;
+  const int64_t columns = std::min<int64_t>(kStageColumns, in_features - first);
+  if (row_count == kBlockRows && columns == kStageColumns) return {rows + first, in_features};
+
+  const bool pairs = padding == Padding::kPairs;
+  const uint16_t pad[2] = {static_cast<uint16_t>(pairs ? (padding_pair & 255) << 7 : 0),
+                           static_cast<uint16_t>(pairs ? (padding_pair >> 8) << 7 : 0)};
+  for (int64_t r = 0; r < kBlockRows; r++) {
+    uint16_t* out = edge + r * kStageColumns;
+    const int64_t valid = r < row_count ? columns : 0;
+    std::copy_n(rows + (valid ? r * in_features + first : 0), valid, out);
+    int64_t c = valid;
+    if (c % 2) {
+      const uint16_t exponent = out[c - 1] & 0x7F80;
+      out[c++] = pairs && exponent != 0x7F80 ? exponent : 0;
+    }
+    for (; c < kStageColumns; c++) out[c] = pad[c & 1];
+  }
+  return {edge, kStageColumns};
+}
+
+void encode_raw_stage(const StageRows& rows, uint8_t* out) {
+  for (int w = 0; w < kWarps; w++) std::memcpy(out + 4 * w, &kRawWarpHeader, 4);
+  out += kStageHeaderBytes;
+  for (int w = 0; w < kWarps; w++)
+    for (int k = 0; k < kKSteps; k++)
+      for (int l = 0; l < kLanes; l++)
+        for (int i = 0; i < kRegisters; i++, out += 4)
+          std::memcpy(out, rows.data + fragment_row(w, l, i) * rows.stride + fragment_column(k, l, i), 4);
+}
+
+EncodedBlock encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count) {
+  const int64_t stages = (plan.in_features + kStageColumns - 1) / kStageColumns;
+  EncodedBlock block;
+  block.reserve(stages * kRawStageBytes);
+  uint16_t edge[kBlockRows * kStageColumns];
+  for (int64_t s = 0; s < stages; s++) {
+    const size_t begin = block.size;
+    encode_raw_stage(stage_rows(rows, row_count, plan.in_features, s, Padding::kZero, 0, edge), block.end());
+    block.size += kRawStageBytes;
+    block.close_unit(begin);
+  }
+  block.checksum = checksum(block.bytes.get(), block.size);
+  return block;
+}
+
+}  // namespace unweight

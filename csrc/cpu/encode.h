@@ -1,0 +1,69 @@
+// Encoders of one 64-row block or archive chunk. Scratch and results are plain memory, so blocks encode in parallel.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "../format/code.h"
+#include "../format/tile.h"
+
+namespace unweight {
+
+// What the encoders know of the matrix.
+struct EncodePlan {
+  int64_t out_features, in_features;
+  int segment_stages;
+  int nibble_base = 0;
+  Code code;
+  std::vector<uint32_t> encode_table;  // by pair, see Code
+  uint16_t padding_pair = 0;           // exponents of padding registers in huffman
+};
+
+struct EncodedBlock {
+  std::unique_ptr<uint8_t[]> bytes;
+  size_t size = 0;
+  std::vector<uint32_t> unit_steps;  // size of each stage or chunk in 16-byte steps
+  uint64_t patches = 0;
+  uint64_t checksum = 0;
+
+  // Starts a block that may grow to `limit` bytes. The memory beyond what is written is never touched.
+  void reserve(size_t limit) { bytes.reset(new uint8_t[limit]); }
+  uint8_t* end() { return bytes.get() + size; }
+  // Closes a unit that began at `begin`, zero-padded to 16 bytes.
+  void close_unit(size_t begin) {
+    while (size % 16) bytes[size++] = 0;
+    unit_steps.push_back(static_cast<uint32_t>((size - begin) / 16));
+  }
+};
+
+// The 64 x 128 weights of a stage, with padding filled in: in place where the stage is whole.
+struct StageRows {
+  const uint16_t* data;
+  int64_t stride;  // weights from one row to the next
+};
+
+enum class Padding { kZero, kPairs };
+// `rows`: the block's rows below N; `edge` takes 64 * 128 weights when the stage isn't whole. kPairs fills whole pairs
+// with `padding_pair` and completes a half pair with its neighbour's exponent (docs/FORMAT.md section 7).
+StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_features, int64_t stage, Padding padding,
+                     uint16_t padding_pair, uint16_t* edge);
+
+void encode_raw_stage(const StageRows& rows, uint8_t* out);
+
+EncodedBlock encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count);
+EncodedBlock encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count);
+// False when the block can't be nibble (docs/FORMAT.md section 6).
+bool encode_nibble_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block);
+EncodedBlock encode_archive_chunk(const EncodePlan& plan, const uint16_t* weights, int64_t count);
+
+static inline __attribute__((always_inline)) uint32_t load_pair(const uint16_t* p) {
+  uint32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
+static inline __attribute__((always_inline)) uint32_t exponent_pair(uint32_t weights) {
+  return (weights >> 15 & 0xFF00) | (weights >> 7 & 0xFF);
+}
+
+}  // namespace unweight

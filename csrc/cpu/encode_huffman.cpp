@@ -1,0 +1,157 @@
+// docs/FORMAT.md section 7.
+#include <algorithm>
+
+#include "../cuda/decode/bits.cuh"
+#include "../format/checksum.h"
+#include "encode.h"
+#include "word_streams.h"
+
+namespace unweight {
+namespace {
+
+constexpr int kMaxSegmentStages = 32;
+
+struct WarpPatches {
+  uint32_t ksteps = 0, count = 0;
+  uint32_t entries[kMaxWarpPatches];
+};
+
+// One stage between lookup and bit packing. Splitting the two lets a stage turn out raw before it is in any stream.
+struct StageCodes {
+  uint32_t plane[kPlaneBytes / 4];
+  uint32_t code[kWarps][kKSteps][kLanes];  // four codes, one behind the other
+  uint8_t bits[kWarps][kKSteps][kLanes];
+  WarpPatches patches[kWarps];
+};
+
+// False if a warp needs more patches than a stage takes.
+bool add_patch(WarpPatches& patches, int kstep, uint32_t place, uint32_t weights) {
+  if (patches.count == kMaxWarpPatches) return false;
+  if (patches.ksteps >> kstep & 1) patches.entries[patches.count - 1] |= kPatchContinues;
+  patches.ksteps |= 1u << kstep;
+  patches.entries[patches.count++] = (weights & kExponentBits) | place;
+  return true;
+}
+
+bool look_up(const EncodePlan& plan, const StageRows& rows, StageCodes& stage) {
+  const uint32_t* table = plan.encode_table.data();
+  for (int w = 0; w < kWarps; w++) {
+    stage.patches[w].ksteps = stage.patches[w].count = 0;
+    for (int k = 0; k < kKSteps; k++) {
+      uint32_t* plane = stage.plane + w * (kWarpPlaneBytes / 4) + k / 2 * (4 * kLanes) + k % 2 * 2;
+      const uint16_t* corner = rows.data + kWarpRows * w * rows.stride + kKStepColumns * k;
+      for (int l = 0; l < kLanes; l++) {
+        const uint16_t* p = corner + l / 4 * rows.stride + 2 * (l % 4);
+        const uint32_t f[kRegisters] = {load_pair(p), load_pair(p + 8 * rows.stride), load_pair(p + 8),
+                                        load_pair(p + 8 * rows.stride + 8)};
+        uint32_t code = 0, bits = 0, missing = 0;
+        for (int i = 0; i < kRegisters; i++) {
+          const uint32_t entry = table[exponent_pair(f[i])], length = entry >> 16 & 15;
+          code = code << length | (entry & 0xFFFF);
+          bits += length;
+          missing |= (entry >> 31) << i;
+        }
+        stage.code[w][k][l] = code;
+        stage.bits[w][k][l] = static_cast<uint8_t>(bits);
+        plane[4 * l] = merge_signs_mantissas(f[0], f[1]);
+        plane[4 * l + 1] = merge_signs_mantissas(f[2], f[3]);
+        for (int i = 0; missing >> i; i++)
+          if ((missing >> i & 1) && !add_patch(stage.patches[w], k, 4 * l + i, f[i])) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// One segment of a block: its streams, and what is needed to lay out its stages once the streams are complete.
+struct Segment {
+  WordWriter<2 * kLanes> streams[kWarps];
+  std::unique_ptr<uint32_t[]> words[kWarps];
+  std::unique_ptr<uint8_t[]> planes{new uint8_t[kMaxSegmentStages * kPlaneBytes]};
+  WarpPatches patches[kMaxSegmentStages][kWarps];
+  uint32_t words_before[kMaxSegmentStages + 1][kWarps];
+  bool raw[kMaxSegmentStages];
+
+  Segment() {
+    for (auto& w : words) w.reset(new uint32_t[kLanes * (4 + kMaxSegmentStages * kKSteps) + kLanes]);
+  }
+};
+
+void append_stage(Segment& segment, const StageCodes& stage) {
+  for (int w = 0; w < kWarps; w++) {
+    auto& writer = segment.streams[w];
+    for (int k = 0; k < kKSteps; k++)
+      for (int l = 0; l < kLanes; l++)
+        writer.append(writer.streams[k % 2 * kLanes + l], stage.code[w][k][l], stage.bits[w][k][l]);
+  }
+}
+
+void write_stage(const Segment& segment, int s, const uint32_t (&kept)[kWarps], EncodedBlock& block) {
+  uint8_t* const begin = block.end();
+  std::memcpy(begin + kStageHeaderBytes, segment.planes.get() + s * kPlaneBytes, kPlaneBytes);
+  uint32_t at = kHuffmanSections;
+  for (int w = 0; w < kWarps; w++) {
+    const WarpPatches& patches = segment.patches[s][w];
+    const uint32_t header = make_warp_header(at, false, patches.ksteps, patches.count);
+    std::memcpy(begin + 4 * w, &header, 4);
+    std::memcpy(begin + at, patches.entries, 4 * patches.count);
+    at += 4 * patches.count;
+    const uint32_t from = std::min(segment.words_before[s][w], kept[w]);
+    const uint32_t to = std::min(segment.words_before[s + 1][w], kept[w]);
+    std::memcpy(begin + at, segment.words[w].get() + from, 4 * (to - from));
+    at += 4 * (to - from);
+    block.patches += patches.count;
+  }
+  block.size += at;
+}
+
+}  // namespace
+
+EncodedBlock encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count) {
+  const int64_t stages = (plan.in_features + kStageColumns - 1) / kStageColumns;
+  EncodedBlock block;
+  block.reserve(stages * kRawStageBytes);
+  // Both are too large for a stack, and worth keeping for the thread's next block.
+  thread_local std::unique_ptr<Segment> segment_memory{new Segment};
+  thread_local std::unique_ptr<StageCodes> stage_memory{new StageCodes};
+  Segment& segment = *segment_memory;
+  StageCodes& stage = *stage_memory;
+  uint16_t edge[kBlockRows * kStageColumns];
+
+  for (int64_t first = 0; first < stages; first += plan.segment_stages) {
+    const int n = static_cast<int>(std::min<int64_t>(plan.segment_stages, stages - first));
+    bool started = false;
+    for (int w = 0; w < kWarps; w++) segment.words_before[0][w] = 0;
+    for (int s = 0; s < n; s++) {
+      const StageRows source =
+          stage_rows(rows, row_count, plan.in_features, first + s, Padding::kPairs, plan.padding_pair, edge);
+      segment.raw[s] = !look_up(plan, source, stage);
+      if (!segment.raw[s]) {
+        if (!started)
+          for (int w = 0; w < kWarps; w++) segment.streams[w].start(segment.words[w].get(), kLanes);
+        started = true;
+        append_stage(segment, stage);
+        std::memcpy(segment.planes.get() + s * kPlaneBytes, stage.plane, kPlaneBytes);
+        for (int w = 0; w < kWarps; w++) segment.patches[s][w] = stage.patches[w];
+      }
+      for (int w = 0; w < kWarps; w++) segment.words_before[s + 1][w] = started ? segment.streams[w].count() : 0;
+    }
+    uint32_t kept[kWarps] = {0};
+    for (int w = 0; w < kWarps && started; w++) kept[w] = segment.streams[w].needed();
+    for (int s = 0; s < n; s++) {
+      const size_t begin = block.size;
+      if (segment.raw[s]) {
+        encode_raw_stage(stage_rows(rows, row_count, plan.in_features, first + s, Padding::kZero, 0, edge),
+                         block.end());
+        block.size += kRawStageBytes;
+      } else {
+        write_stage(segment, s, kept, block);
+      }
+      block.close_unit(begin);
+    }
+  }
+  block.checksum = checksum(block.bytes.get(), block.size);
+  return block;
+}
+
+}  // namespace unweight
