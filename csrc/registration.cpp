@@ -1,0 +1,21 @@
+// The operators' schemas and the module's entry point, nothing else. Implementations: csrc/torch/.
+#include <Python.h>
+
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(unweight, m) {
+  m.def("linear(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, bool exact=False) -> Tensor");
+  m.def("unpack(Tensor packed_w, int in_features, ScalarType dtype) -> Tensor");
+  m.def("embedding(Tensor ids, Tensor packed_w, int embedding_dim) -> Tensor");
+  m.def("_pack(Tensor weight, int layout, int[] shape, int threads) -> Tensor");
+  m.def("_transcode(Tensor packed_w, int layout, int threads) -> Tensor");
+  m.def("_verify(Tensor packed_w) -> ()");
+  m.def("_describe(Tensor packed_w) -> Tensor");
+  m.def("_cpu_capability(int level) -> int");
+}
+
+// Importing the module loads this library, whose static initialisers register the operators.
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  return PyModule_Create(&module);
+}

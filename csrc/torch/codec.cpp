@@ -1,0 +1,123 @@
+// _pack, unpack, _verify, _describe: between tensors and the codec.
+#include "../cpu/codec.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+
+#include "../format/code.h"
+#include "../format/error.h"
+#include "arguments.h"
+#include "parallel.h"
+
+namespace unweight {
+namespace {
+
+// `shape` describes one matrix to whoever unpacks it: [N, …] with K weights a row.
+void check_shape(const std::vector<int64_t>& shape, int64_t out_features, int64_t in_features) {
+  if (shape.size() < 2 || shape.size() > kMaxRank)
+    fail("shape: ", shape.size(), " dimensions, expected 2 to ", kMaxRank);
+  int64_t row = 1;
+  for (size_t i = 1; i < shape.size(); i++) {
+    // Factors are checked before they are multiplied: a product that overflows could look right.
+    if (shape[i] < 1 || shape[i] > in_features / row)
+      fail("shape: dimension ", i, " is ", shape[i], ", expected a product of ", in_features, " after the first");
+    row *= shape[i];
+  }
+  if (shape[0] != out_features || row != in_features)
+    fail("shape: [", shape[0], ", product ", row, "], expected [", out_features, ", product ", in_features, "]");
+}
+
+Tensor pack_cpu(const Tensor& weight, int64_t layout, const std::vector<int64_t>& shape, int64_t threads) {
+  check_cpu("weight", weight);
+  check_dtype("weight", weight, ScalarType::BFloat16);
+  const std::vector<int64_t> sizes = shape_of(weight);
+  if (sizes.size() != 2 && sizes.size() != 3)
+    fail("weight: ", sizes.size(), " dimensions, expected 2 ([N, K]) or 3 ([E, N, K])");
+  if (weight.numel() == 0) fail("weight: has no elements, expected at least one");
+  const bool stacked = sizes.size() == 3;
+  const int64_t matrices = stacked ? sizes[0] : 1, out_features = sizes[sizes.size() - 2], in_features = sizes.back();
+  check_shape(shape, out_features, in_features);
+  const Parallel parallel = torch_threads(threads);
+  const Tensor values = dense(weight);
+  const auto* data = static_cast<const uint16_t*>(values.const_data_ptr());
+
+  const Packer packer({data, matrices, out_features, in_features}, check_layout(layout), shape, stacked, parallel);
+  std::vector<int64_t> packed_sizes{out_features, packer.row_bytes()};
+  if (stacked) packed_sizes.insert(packed_sizes.begin(), matrices);
+  Tensor packed = torch::stable::new_empty(weight, packed_sizes, ScalarType::Byte);
+  packer.write(static_cast<uint8_t*>(packed.mutable_data_ptr()), parallel);
+  return packed;
+}
+
+Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype) {
+  if (dtype != ScalarType::BFloat16) fail("dtype: ", dtype_name(dtype), ", expected torch.bfloat16");
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
+  // Before anything of their size is allocated.
+  for (int64_t m = 0; m < packed.matrices; m++) packed.open(m, "in_features", in_features);
+
+  std::vector<int64_t> sizes = shape_of(packed_w);
+  sizes.back() = in_features;
+  Tensor weight = torch::stable::new_empty(packed_w, sizes, ScalarType::BFloat16);
+  auto* out = static_cast<uint16_t*>(weight.mutable_data_ptr());
+  const Parallel parallel = torch_threads();
+  for (int64_t m = 0; m < packed.matrices; m++)
+    unpack(packed.matrix(m), packed.matrix_bytes(), out + m * packed.out_features * in_features, parallel);
+  return weight;
+}
+
+void verify_cpu(const Tensor& packed_w) {
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
+  const Parallel parallel = torch_threads();
+  for (int64_t m = 0; m < packed.matrices; m++) {
+    packed.open(m, "in_features", -1);
+    verify(packed.matrix(m), packed.matrix_bytes(), parallel);
+  }
+}
+
+// What unweight_ext/packed.py names, in its order; of the first matrix if there are several.
+Tensor describe_cpu(const Tensor& packed_w) {
+  const PackedArgument argument = check_packed(packed_w, /*stacked_allowed=*/true);
+  if (argument.matrices == 0) fail("packed_w: no matrices, expected at least one");
+  const Packed packed = argument.open(0, "in_features", -1);
+  const Header& h = packed.header;
+  int64_t symbols = 0;
+  if (h.longest_code > 0) {
+    const size_t available = static_cast<size_t>(h.index_offset) - kHeaderBytes;
+    symbols = static_cast<int64_t>(read_code(packed.bytes + kHeaderBytes, available, h.longest_code).pairs.size());
+  }
+  std::vector<int64_t> numbers{static_cast<int64_t>(h.layout),       static_cast<int64_t>(h.out_features),
+                               static_cast<int64_t>(h.in_features),  static_cast<int64_t>(h.used_bytes),
+                               argument.row_bytes,                   static_cast<int64_t>(h.patches),
+                               symbols,                              h.nibble_base,
+                               h.segment_stages,                     static_cast<int64_t>(h.data_offset),
+                               h.rank};
+  numbers.insert(numbers.end(), h.shape, h.shape + kMaxRank);
+  const std::vector<int64_t> sizes{static_cast<int64_t>(numbers.size())};
+  Tensor description = torch::stable::new_empty(packed_w, sizes, ScalarType::Long);
+  std::copy(numbers.begin(), numbers.end(), static_cast<int64_t*>(description.mutable_data_ptr()));
+  return description;
+}
+
+int64_t cpu_capability(int64_t level) {
+  if (level < -1 || level > static_cast<int64_t>(Capability::kAvx512))
+    fail("level: ", level, ", expected -1 (asks), 0 (portable) or 1 (AVX-512)");
+  if (level >= 0) set_capability(static_cast<Capability>(level));
+  return static_cast<int64_t>(capability());
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) {
+  m.impl("_pack", TORCH_BOX(&pack_cpu));
+  m.impl("unpack", TORCH_BOX(&unpack_cpu));
+  m.impl("_verify", TORCH_BOX(&verify_cpu));
+  m.impl("_describe", TORCH_BOX(&describe_cpu));
+}
+
+// It has no tensor to dispatch on.
+STABLE_TORCH_LIBRARY_IMPL(unweight, CompositeExplicitAutograd, m) {
+  m.impl("_cpu_capability", TORCH_BOX(&cpu_capability));
+}
+
+}  // namespace unweight
