@@ -19,19 +19,35 @@ enum class Capability : int { kPortable = 0, kAvx512 = 1 };
 Capability capability();
 void set_capability(Capability wanted);
 
-// `matrices` matrices of [out_features, in_features] weights, one behind the other.
-struct Weights {
-  const uint16_t* data;
+// Rows of weights that are to be packed: `matrices` matrices of [out_features, in_features], in memory or decoded as
+// they are needed.
+class RowSource {
+ public:
   int64_t matrices, out_features, in_features;
-  const uint16_t* matrix(int64_t m) const { return data + m * out_features * in_features; }
+
+  RowSource(int64_t matrices, int64_t out_features, int64_t in_features)
+      : matrices(matrices), out_features(out_features), in_features(in_features) {}
+  virtual ~RowSource() = default;
+  // Calls must ask for whole groups of this many rows (the last one what is left).
+  virtual int64_t group_rows() const { return kBlockRows; }
+  // Rows [first, first + count) of a matrix, one behind the other: `scratch` or memory of the source's own.
+  virtual const uint16_t* rows(int64_t matrix, int64_t first, int64_t count, uint16_t* scratch) const = 0;
 };
+
+// BF16 bits in memory.
+std::unique_ptr<RowSource> weights_in_memory(const uint16_t* data, int64_t matrices, int64_t out_features,
+                                             int64_t in_features);
+// Packed matrices, `bytes_per_matrix` apart: for transcoding without a copy of the tensor. Checks every checksum.
+std::unique_ptr<RowSource> packed_weights(const uint8_t* bytes, size_t bytes_per_matrix, int64_t matrices);
 
 // Packs in two steps, so that the caller can allocate the result: its size depends on the data.
 class Packer {
  public:
   // `shape`: of one matrix as the caller knows it, 2 to 8 entries. `stacked` rounds matrices up to 128 bytes.
   // Falls back to another layout as docs/FORMAT.md section 9 says: `layout()` is the one taken.
-  Packer(Weights weights, Layout wanted, const std::vector<int64_t>& shape, bool stacked, const Parallel& parallel);
+  // `source` must live as long as this does.
+  Packer(const RowSource& source, Layout wanted, const std::vector<int64_t>& shape, bool stacked,
+         const Parallel& parallel);
   ~Packer();
   Layout layout() const;
   int64_t row_bytes() const;

@@ -137,7 +137,7 @@ EncodedBlock encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, 
       for (int w = 0; w < kWarps; w++) segment.words_before[s + 1][w] = started ? segment.streams[w].count() : 0;
     }
     uint32_t kept[kWarps] = {0};
-    for (int w = 0; w < kWarps && started; w++) kept[w] = segment.streams[w].needed();
+    for (int w = 0; w < kWarps && started; w++) kept[w] = segment.streams[w].finish();
     for (int s = 0; s < n; s++) {
       const size_t begin = block.size;
       if (segment.raw[s]) {

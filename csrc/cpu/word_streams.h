@@ -47,13 +47,12 @@ class WordWriter {
   }
 
   uint32_t count() const { return count_; }
-  uint32_t* words() { return words_; }
-  void set_count(uint32_t count) { count_ = count; }
 
-  // Words up to the last one that holds a bit of a code.
-  uint32_t needed() const {
+  // Writes the words that aren't full. Returns the number of words up to the last that holds a bit of a code.
+  uint32_t finish() {
     std::vector<bool> idle(count_, false);
     for (const WordStream& s : streams) {
+      words_[s.place] = s.word;
       idle[s.next_place] = true;
       if (s.position == 0) idle[s.place] = true;
     }

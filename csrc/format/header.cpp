@@ -151,13 +151,13 @@ void check_header(const Packed& p, size_t size) {
   check_zero(p.bytes, h.used_bytes, size, "padding after the data");
 }
 
-void check_block(const Packed& p, uint64_t block) {
+void check_block(const Packed& p, uint64_t block, Checksum checksum_of) {
   const uint64_t begin = unit_range(p, p.first_unit(block)).begin;
   const uint64_t end = p.unit_offset(p.first_unit(block + 1));
   if (end <= begin || end > p.header.used_bytes)
     fail("packed: the index says block ", block, " is at bytes ", begin, " to ", end, ", the tensor has ",
          p.header.used_bytes);
-  const uint64_t sum = checksum(p.bytes + begin, end - begin), stored = p.block_checksum(block);
+  const uint64_t sum = checksum_of(p.bytes + begin, end - begin), stored = p.block_checksum(block);
   if (sum != stored)
     fail("packed: the checksum of ", p.header.tiled() ? "row block " : "chunk ", block, " (bytes ", begin, " to ", end,
          ") is ", sum, ", expected ", stored, ": the bytes are damaged");

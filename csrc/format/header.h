@@ -74,7 +74,8 @@ Range unit_range(const Packed& packed, uint64_t unit);
 // Everything that costs a pass over the header: its checksum, the whole index, the gaps, the end padding.
 void check_header(const Packed& packed, size_t size);
 
-// Compares the checksum of one block's bytes. Throws Error.
-void check_block(const Packed& packed, uint64_t block);
+// Compares the checksum of one block's bytes, computed by `sum` (checksum.h, or a faster one). Throws Error.
+using Checksum = uint64_t (*)(const uint8_t* bytes, size_t size);
+void check_block(const Packed& packed, uint64_t block, Checksum sum);
 
 }  // namespace unweight

@@ -1,0 +1,14 @@
+// Which instruction sets the kernels may use, and the small ones that have no file of their own.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "../format/checksum.h"
+#include "codec.h"
+
+namespace unweight {
+
+// Same result as `checksum`. Call only when capability() is kAvx512.
+uint64_t checksum_avx512(const uint8_t* bytes, size_t size);
+
+}  // namespace unweight

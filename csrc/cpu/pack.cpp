@@ -1,0 +1,296 @@
+// From weights to packed matrices: counts, code table, blocks, header. docs/FORMAT.md sections 1, 2, 4 and 9.
+#include <algorithm>
+#include <atomic>
+
+#include "../format/checksum.h"
+#include "../format/error.h"
+#include "codec.h"
+#include "encode.h"
+
+namespace unweight {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+class WeightsInMemory : public RowSource {
+ public:
+  WeightsInMemory(const uint16_t* data, int64_t matrices, int64_t out_features, int64_t in_features)
+      : RowSource(matrices, out_features, in_features), data_(data) {}
+  const uint16_t* rows(int64_t matrix, int64_t first, int64_t, uint16_t*) const override {
+    return data_ + (matrix * out_features + first) * in_features;
+  }
+
+ private:
+  const uint16_t* data_;
+};
+
+// A run of rows that one task handles.
+struct Span {
+  int64_t matrix, first, count;
+};
+
+std::vector<Span> cut(const RowSource& source, int64_t rows) {
+  std::vector<Span> spans;
+  for (int64_t m = 0; m < source.matrices; m++)
+    for (int64_t r = 0; r < source.out_features; r += rows)
+      spans.push_back({m, r, std::min(rows, source.out_features - r)});
+  return spans;
+}
+
+// Runs task(span, rows) with a scratch of its own for each span.
+template <class Task>
+void for_each_span(const RowSource& source, const std::vector<Span>& spans, const Parallel& parallel, Task task) {
+  parallel(spans.size(), [&](int64_t i) {
+    const Span& s = spans[i];
+    std::unique_ptr<uint16_t[]> scratch(new uint16_t[s.count * source.in_features]);
+    task(i, s, source.rows(s.matrix, s.first, s.count, scratch.get()));
+  });
+}
+
+// Pairs within each run of `run` weights: a row for tiles, everything for archive chunks. `counts` has two tables of
+// kPairs, since neighbours are often equal and would wait for each other's store.
+void count_pairs(const uint16_t* weights, int64_t count, int64_t run, Layout layout, uint32_t* counts) {
+  if (run % 2 == 0) run = count;
+  for (; count > 0; weights += run, count -= run) {
+    const int64_t n = std::min(run, count);
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+      counts[exponent_pair(load_pair(weights + i))]++;
+      counts[kPairs + exponent_pair(load_pair(weights + i + 2))]++;
+    }
+    for (; i + 2 <= n; i += 2) counts[exponent_pair(load_pair(weights + i))]++;
+    if (i < n) {
+      // The missing half of a pair: what the encoder writes, or for nibble an exponent that is in no window.
+      const uint32_t e = weights[i] >> 7 & 255;
+      const uint32_t half = layout == Layout::kArchive ? e : layout == Layout::kHuffman && e != 255 ? e : 0;
+      counts[e | half << 8]++;
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<RowSource> weights_in_memory(const uint16_t* data, int64_t matrices, int64_t out_features,
+                                             int64_t in_features) {
+  return std::make_unique<WeightsInMemory>(data, matrices, out_features, in_features);
+}
+
+struct Packer::State {
+  const RowSource& source;
+  EncodePlan plan;
+  std::vector<EncodedBlock> blocks;  // matrix by matrix
+  std::vector<Header> headers;
+  int64_t row_bytes = 0;
+
+  explicit State(const RowSource& source) : source(source) {
+    plan.out_features = source.out_features;
+    plan.in_features = source.in_features;
+    plan.segment_stages = segment_stages(source.out_features, source.in_features);
+  }
+
+  std::vector<uint64_t> count(Layout layout, const Parallel& parallel) const;
+  int64_t archive_rows() const;
+  bool encode(Layout layout, const Parallel& parallel);
+  void make_headers(Layout layout, const std::vector<int64_t>& shape);
+  uint64_t largest() const;
+};
+
+int64_t Packer::State::archive_rows() const {
+  Header h{};
+  h.in_features = source.in_features;
+  return h.chunk_rows();
+}
+
+std::vector<uint64_t> Packer::State::count(Layout layout, const Parallel& parallel) const {
+  // Enough rows to be worth a table of counts, in whole chunks (whose pairs run on over rows).
+  const int64_t group = std::max(source.group_rows(), archive_rows());
+  const auto spans = cut(source, group * ceil_div(int64_t{4} << 20, group * source.in_features));
+  std::vector<uint64_t> total(kPairs, 0);
+  std::atomic_flag merging = ATOMIC_FLAG_INIT;
+  for_each_span(source, spans, parallel, [&](int64_t, const Span& s, const uint16_t* rows) {
+    std::vector<uint32_t> counts(2 * kPairs, 0);
+    const bool archive = layout == Layout::kArchive;
+    const int64_t step = archive ? archive_rows() : s.count;
+    for (int64_t r = 0; r < s.count; r += step) {
+      const int64_t n = std::min(step, s.count - r) * source.in_features;
+      count_pairs(rows + r * source.in_features, n, archive ? n : source.in_features, layout, counts.data());
+    }
+    while (merging.test_and_set(std::memory_order_acquire)) {
+    }
+    for (int p = 0; p < kPairs; p++) total[p] += uint64_t{counts[p]} + counts[kPairs + p];
+    merging.clear(std::memory_order_release);
+  });
+  return total;
+}
+
+namespace {
+
+int best_nibble_base(const std::vector<uint64_t>& pair_counts) {
+  uint64_t exponents[256] = {0};
+  for (int p = 0; p < kPairs; p++) {
+    exponents[p & 255] += pair_counts[p];
+    exponents[p >> 8] += pair_counts[p];
+  }
+  uint64_t window = 0, best = 0;
+  for (int e = 1; e <= 16; e++) window += exponents[e];
+  int base = 1;
+  best = window;
+  for (int b = 2; b <= 239; b++) {
+    window += exponents[b + 15] - exponents[b - 1];
+    if (window > best) {
+      best = window;
+      base = b;
+    }
+  }
+  return base;
+}
+
+uint16_t finite_pair(uint16_t pair) { return (pair & 255) == 255 || pair >> 8 == 255 ? 0 : pair; }
+
+}  // namespace
+
+// False if the weights don't fit the layout.
+bool Packer::State::encode(Layout layout, const Parallel& parallel) {
+  plan.code = Code{};
+  if (layout != Layout::kRaw) {
+    const auto counts = count(layout, parallel);
+    if (layout == Layout::kNibble) {
+      plan.nibble_base = best_nibble_base(counts);
+    } else {
+      plan.code = build_code(counts, layout == Layout::kHuffman ? 8 : kMaxCodeBits);
+      plan.encode_table = plan.code.encode_table();
+      plan.padding_pair = finite_pair(plan.code.pairs[0]);
+    }
+  }
+
+  const bool archive = layout == Layout::kArchive;
+  const int64_t unit_rows = archive ? archive_rows() : kBlockRows;
+  const auto spans = cut(source, std::max(source.group_rows(), unit_rows));
+  std::vector<size_t> first_block(spans.size() + 1, 0);
+  for (size_t i = 0; i < spans.size(); i++)
+    first_block[i + 1] = first_block[i] + static_cast<size_t>(ceil_div(spans[i].count, unit_rows));
+  blocks.clear();
+  blocks.resize(first_block.back());
+  std::atomic<bool> fits{true};
+  for_each_span(source, spans, parallel, [&](int64_t i, const Span& s, const uint16_t* rows) {
+    EncodedBlock* block = &blocks[first_block[i]];
+    for (int64_t r = 0; r < s.count && fits; r += unit_rows, block++) {
+      const int64_t n = std::min(unit_rows, s.count - r);
+      const uint16_t* p = rows + r * source.in_features;
+      switch (layout) {
+        case Layout::kRaw: *block = encode_raw_block(plan, p, n); break;
+        case Layout::kHuffman: *block = encode_huffman_block(plan, p, n); break;
+        case Layout::kArchive: *block = encode_archive_chunk(plan, p, n * source.in_features); break;
+        case Layout::kNibble:
+          if (!encode_nibble_block(plan, p, n, *block)) fits = false;
+      }
+    }
+  });
+  if (!fits) return false;
+  if (layout != Layout::kNibble) return true;
+  uint64_t patches = 0;
+  for (const EncodedBlock& b : blocks) patches += b.patches;
+  return patches * 128 <= static_cast<uint64_t>(source.matrices * source.out_features * source.in_features);
+}
+
+void Packer::State::make_headers(Layout layout, const std::vector<int64_t>& shape) {
+  headers.clear();
+  const size_t per_matrix = blocks.size() / source.matrices;
+  for (int64_t m = 0; m < source.matrices; m++) {
+    Header h{};
+    h.layout = layout;
+    h.out_features = source.out_features;
+    h.in_features = source.in_features;
+    h.longest_code = static_cast<uint8_t>(plan.code.longest);
+    h.nibble_base = layout == Layout::kNibble ? static_cast<uint8_t>(plan.nibble_base) : 0;
+    h.rank = static_cast<uint8_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), h.shape);
+    h.code_id = plan.code.longest ? plan.code.id() : 0;
+    place_sections(h, plan.code.longest ? plan.code.bytes() : 0);
+    h.used_bytes = h.data_offset;
+    for (size_t b = 0; b < per_matrix; b++) {
+      h.used_bytes += blocks[m * per_matrix + b].size;
+      h.patches += blocks[m * per_matrix + b].patches;
+    }
+    headers.push_back(h);
+  }
+}
+
+uint64_t Packer::State::largest() const {
+  uint64_t most = 0;
+  for (const Header& h : headers) most = std::max(most, h.used_bytes);
+  return most;
+}
+
+namespace {
+
+uint64_t raw_bytes(int64_t out_features, int64_t in_features) {
+  Header h{};
+  h.layout = Layout::kRaw;
+  h.out_features = out_features;
+  h.in_features = in_features;
+  place_sections(h, 0);
+  return h.data_offset + h.units() * kRawStageBytes;
+}
+
+}  // namespace
+
+Packer::Packer(const RowSource& source, Layout wanted, const std::vector<int64_t>& shape, bool stacked,
+               const Parallel& parallel)
+    : state_(new State(source)) {
+  State& s = *state_;
+  if (source.matrices < 1 || source.out_features < 1 || source.in_features < 1)
+    fail("weight: ", source.matrices, " x ", source.out_features, " x ", source.in_features, " is empty");
+  Layout layout = wanted;
+  if (!s.encode(layout, parallel)) {
+    layout = Layout::kHuffman;
+    s.encode(layout, parallel);
+  }
+  s.make_headers(layout, shape);
+  if (layout != Layout::kRaw && s.largest() >= raw_bytes(source.out_features, source.in_features)) {
+    layout = Layout::kRaw;
+    s.encode(layout, parallel);
+    s.make_headers(layout, shape);
+  }
+  s.row_bytes = ceil_div(s.largest(), source.out_features);
+  if (stacked)
+    while (s.row_bytes * source.out_features % 128) s.row_bytes++;
+}
+
+Packer::~Packer() = default;
+Layout Packer::layout() const { return state_->headers[0].layout; }
+int64_t Packer::row_bytes() const { return state_->row_bytes; }
+
+void Packer::write(uint8_t* out, const Parallel& parallel) const {
+  const State& s = *state_;
+  const size_t per_matrix = s.blocks.size() / s.headers.size();
+  const size_t stride = static_cast<size_t>(s.row_bytes * s.source.out_features);
+  std::vector<uint8_t*> to(s.blocks.size());
+  for (size_t m = 0; m < s.headers.size(); m++) {
+    const Header& h = s.headers[m];
+    uint8_t* const matrix = out + m * stride;
+    std::memset(matrix, 0, h.data_offset);
+    std::memset(matrix + h.used_bytes, 0, stride - h.used_bytes);
+    std::memcpy(matrix, &h, sizeof h);
+    if (h.longest_code) s.plan.code.write(matrix + kHeaderBytes);
+    uint8_t* index = matrix + h.index_offset + 4;
+    uint32_t steps = 0;
+    uint64_t at = h.data_offset;
+    for (size_t b = 0; b < per_matrix; b++) {
+      const EncodedBlock& block = s.blocks[m * per_matrix + b];
+      for (uint32_t unit : block.unit_steps) {
+        steps += unit;
+        std::memcpy(index, &steps, 4);
+        index += 4;
+      }
+      std::memcpy(matrix + h.checksums_offset + 8 * b, &block.checksum, 8);
+      to[m * per_matrix + b] = matrix + at;
+      at += block.size;
+    }
+    const uint64_t sum = checksum(matrix, h.data_offset);
+    std::memcpy(matrix + offsetof(Header, header_checksum), &sum, 8);
+  }
+  parallel(s.blocks.size(), [&](int64_t b) { std::memcpy(to[b], s.blocks[b].bytes.get(), s.blocks[b].size); });
+}
+
+}  // namespace unweight
