@@ -12,7 +12,7 @@ import sys
 
 # No GPU and no arch detection needed.
 NVCC_FLAGS = ["-cubin", "-O3", "-std=c++17", "-lineinfo", "-gencode=arch=compute_90a,code=sm_90a"]
-NVCC_FLAGS += ["-Xptxas", "-v,-warn-spills", "-Werror", "all-warnings"]
+NVCC_FLAGS += ["-Xptxas", "-v,-warn-spills"]
 
 
 def problems(ptxas: str) -> list[str]:

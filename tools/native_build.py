@@ -37,6 +37,7 @@ ISA_FLAGS = {
     "_avx512": [
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vbmi", "-mavx512vbmi2", "-mavx512bf16"),
         *("-mfma", "-mavx2", "-mbmi2"),
+        "-Wno-maybe-uninitialized",  # gcc 12 says it of its own intrinsics
     ],
 }
 PORTABLE_ONLY = "-DUNWEIGHT_PORTABLE_ONLY"
@@ -203,13 +204,13 @@ class Graph:
 
 
 def build_extension(output: Path) -> None:
-    """Compiles everything into `output` (…/_C.abi3.so), and csrc/cuda/decode_check.cu as a check where there is nvcc."""
+    """Compiles everything into `output` (…/_C.abi3.so), and as a check, where there is nvcc, decode_check.cu."""
     if sys.platform != "linux":
         raise BuildError(f"unweight-ext builds on Linux; this is {sys.platform}")
     python_include = Path(sysconfig.get_path("include"))
     if not (python_include / "Python.h").is_file():
         raise BuildError(
-            f"Python.h isn't in {python_include}: install Python's headers (Debian, Ubuntu: apt-get install python3-dev)"
+            f"Python.h isn't in {python_include}: install python3-dev (Debian, Ubuntu) or python3-devel (Fedora)"
         )
     torch, cxx = require_torch(), find_cxx()
     graph = Graph(ROOT / "build" / f"native-{platform.machine()}", cxx, OPTIMISED)

@@ -75,8 +75,7 @@ PackedArgument check_packed(const Tensor& packed_w, bool stacked_allowed) {
   PackedArgument packed{static_cast<const uint8_t*>(packed_w.const_data_ptr()), 1, shape[shape.size() - 2],
                         shape.back(), shape.size() == 3};
   if (packed.stacked) packed.matrices = shape[0];
-  if (packed.out_features == 0 || packed.row_bytes == 0)
-    fail("packed_w: shape ", text_of(shape), " holds no matrix");
+  if (packed.out_features == 0 || packed.row_bytes == 0) fail("packed_w: shape ", text_of(shape), " holds no matrix");
   return packed;
 }
 

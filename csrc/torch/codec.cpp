@@ -1,4 +1,4 @@
-// _pack, unpack, _verify, _describe: between tensors and the codec.
+// _pack, _transcode, unpack, _verify, _describe: between tensors and the codec.
 #include "../cpu/codec.h"
 
 #include <torch/csrc/stable/library.h>
@@ -9,6 +9,7 @@
 #include "../format/error.h"
 #include "arguments.h"
 #include "parallel.h"
+#include "unpack.h"
 
 namespace unweight {
 namespace {
@@ -28,6 +29,18 @@ void check_shape(const std::vector<int64_t>& shape, int64_t out_features, int64_
     fail("shape: [", shape[0], ", product ", row, "], expected [", out_features, ", product ", in_features, "]");
 }
 
+// `like` is any tensor of the device.
+Tensor pack_rows(const RowSource& source, int64_t layout, const std::vector<int64_t>& shape, bool stacked,
+                 int64_t threads, const Tensor& like) {
+  const Parallel parallel = torch_threads(threads);
+  const Packer packer(source, check_layout(layout), shape, stacked, parallel);
+  std::vector<int64_t> sizes{source.out_features, packer.row_bytes()};
+  if (stacked) sizes.insert(sizes.begin(), source.matrices);
+  Tensor packed = torch::stable::new_empty(like, sizes, ScalarType::Byte);
+  packer.write(static_cast<uint8_t*>(packed.mutable_data_ptr()), parallel);
+  return packed;
+}
+
 Tensor pack_cpu(const Tensor& weight, int64_t layout, const std::vector<int64_t>& shape, int64_t threads) {
   check_cpu("weight", weight);
   check_dtype("weight", weight, ScalarType::BFloat16);
@@ -38,32 +51,21 @@ Tensor pack_cpu(const Tensor& weight, int64_t layout, const std::vector<int64_t>
   const bool stacked = sizes.size() == 3;
   const int64_t matrices = stacked ? sizes[0] : 1, out_features = sizes[sizes.size() - 2], in_features = sizes.back();
   check_shape(shape, out_features, in_features);
-  const Parallel parallel = torch_threads(threads);
   const Tensor values = dense(weight);
-  const auto* data = static_cast<const uint16_t*>(values.const_data_ptr());
-
-  const Packer packer({data, matrices, out_features, in_features}, check_layout(layout), shape, stacked, parallel);
-  std::vector<int64_t> packed_sizes{out_features, packer.row_bytes()};
-  if (stacked) packed_sizes.insert(packed_sizes.begin(), matrices);
-  Tensor packed = torch::stable::new_empty(weight, packed_sizes, ScalarType::Byte);
-  packer.write(static_cast<uint8_t*>(packed.mutable_data_ptr()), parallel);
-  return packed;
+  const auto source =
+      weights_in_memory(static_cast<const uint16_t*>(values.const_data_ptr()), matrices, out_features, in_features);
+  return pack_rows(*source, layout, shape, stacked, threads, weight);
 }
 
-Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype) {
-  if (dtype != ScalarType::BFloat16) fail("dtype: ", dtype_name(dtype), ", expected torch.bfloat16");
+Tensor transcode_cpu(const Tensor& packed_w, int64_t layout, int64_t threads) {
   const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
-  // Before anything of their size is allocated.
-  for (int64_t m = 0; m < packed.matrices; m++) packed.open(m, "in_features", in_features);
-
-  std::vector<int64_t> sizes = shape_of(packed_w);
-  sizes.back() = in_features;
-  Tensor weight = torch::stable::new_empty(packed_w, sizes, ScalarType::BFloat16);
-  auto* out = static_cast<uint16_t*>(weight.mutable_data_ptr());
-  const Parallel parallel = torch_threads();
-  for (int64_t m = 0; m < packed.matrices; m++)
-    unpack(packed.matrix(m), packed.matrix_bytes(), out + m * packed.out_features * in_features, parallel);
-  return weight;
+  if (packed.matrices == 0) fail("packed_w: no matrices, expected at least one");
+  const Header first = packed.open(0, "in_features", -1).header;
+  for (int64_t m = 1; m < packed.matrices; m++)
+    packed.open(m, "packed_w: in_features of its first matrix", static_cast<int64_t>(first.in_features));
+  const std::vector<int64_t> shape(first.shape, first.shape + first.rank);
+  const auto source = packed_weights(packed.bytes, packed.matrix_bytes(), packed.matrices);
+  return pack_rows(*source, layout, shape, packed.stacked, threads, packed_w);
 }
 
 void verify_cpu(const Tensor& packed_w) {
@@ -86,11 +88,16 @@ Tensor describe_cpu(const Tensor& packed_w) {
     const size_t available = static_cast<size_t>(h.index_offset) - kHeaderBytes;
     symbols = static_cast<int64_t>(read_code(packed.bytes + kHeaderBytes, available, h.longest_code).pairs.size());
   }
-  std::vector<int64_t> numbers{static_cast<int64_t>(h.layout),       static_cast<int64_t>(h.out_features),
-                               static_cast<int64_t>(h.in_features),  static_cast<int64_t>(h.used_bytes),
-                               argument.row_bytes,                   static_cast<int64_t>(h.patches),
-                               symbols,                              h.nibble_base,
-                               h.segment_stages,                     static_cast<int64_t>(h.data_offset),
+  std::vector<int64_t> numbers{static_cast<int64_t>(h.layout),
+                               static_cast<int64_t>(h.out_features),
+                               static_cast<int64_t>(h.in_features),
+                               static_cast<int64_t>(h.used_bytes),
+                               argument.row_bytes,
+                               static_cast<int64_t>(h.patches),
+                               symbols,
+                               h.nibble_base,
+                               h.segment_stages,
+                               static_cast<int64_t>(h.data_offset),
                                h.rank};
   numbers.insert(numbers.end(), h.shape, h.shape + kMaxRank);
   const std::vector<int64_t> sizes{static_cast<int64_t>(numbers.size())};
@@ -108,8 +115,25 @@ int64_t cpu_capability(int64_t level) {
 
 }  // namespace
 
+Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype) {
+  if (dtype != ScalarType::BFloat16) fail("dtype: ", dtype_name(dtype), ", expected torch.bfloat16");
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
+  // Before anything of their size is allocated.
+  for (int64_t m = 0; m < packed.matrices; m++) packed.open(m, "in_features", in_features);
+
+  std::vector<int64_t> sizes = shape_of(packed_w);
+  sizes.back() = in_features;
+  Tensor weight = torch::stable::new_empty(packed_w, sizes, ScalarType::BFloat16);
+  auto* out = static_cast<uint16_t*>(weight.mutable_data_ptr());
+  const Parallel parallel = torch_threads();
+  for (int64_t m = 0; m < packed.matrices; m++)
+    unpack(packed.matrix(m), packed.matrix_bytes(), out + m * packed.out_features * in_features, parallel);
+  return weight;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) {
   m.impl("_pack", TORCH_BOX(&pack_cpu));
+  m.impl("_transcode", TORCH_BOX(&transcode_cpu));
   m.impl("unpack", TORCH_BOX(&unpack_cpu));
   m.impl("_verify", TORCH_BOX(&verify_cpu));
   m.impl("_describe", TORCH_BOX(&describe_cpu));
