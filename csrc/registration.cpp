@@ -1,6 +1,5 @@
 // The operators' schemas and the module's entry point, nothing else. Implementations: csrc/torch/.
 #include <Python.h>
-
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(unweight, m) {

@@ -1,0 +1,78 @@
+// linear: between tensors and the CPU kernels.
+#include "../cpu/linear.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <array>
+#include <optional>
+
+#include "../format/error.h"
+#include "arguments.h"
+#include "parallel.h"
+#include "unpack.h"
+
+namespace unweight {
+namespace {
+
+// F.linear itself, so that results are the original model's to the last bit.
+Tensor torch_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  std::array<StableIValue, 3> stack{torch::stable::detail::from(x), torch::stable::detail::from(weight),
+                                    torch::stable::detail::from(bias)};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// x as rows that lie `stride` elements apart: itself where it can be, else a copy.
+struct Rows {
+  Tensor tensor;
+  int64_t count, stride;
+};
+Rows rows_of(const Tensor& x, int64_t in_features) {
+  const int64_t count = x.numel() / in_features;
+  const auto address = reinterpret_cast<uintptr_t>(x.const_data_ptr());
+  if (x.dim() == 2 && x.stride(1) == 1 && address % x.element_size() == 0) return {x, count, x.stride(0)};
+  return {dense(x), count, in_features};
+}
+
+Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const std::optional<Tensor>& bias, int64_t layout,
+                  bool exact) {
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/false);
+  check_cpu("x", x);
+  const ScalarType dtype = x.scalar_type();
+  if (dtype != ScalarType::BFloat16 && dtype != ScalarType::Float)
+    fail("x: dtype ", dtype_name(dtype), ", expected torch.bfloat16 or torch.float32");
+  if (x.dim() < 1) fail("x: 0 dimensions, expected at least 1");
+  std::vector<int64_t> sizes = shape_of(x);
+  const int64_t in_features = sizes.back();
+  const Packed w = packed.open(0, "x: in_features (its last dimension)", in_features);
+  if (layout != -1 && check_layout(layout) != w.header.layout)
+    fail("layout: ", layout, " (", layout_name(check_layout(layout)), "), expected -1 or that of packed_w, ",
+         static_cast<int>(w.header.layout), " (", layout_name(w.header.layout), ")");
+  if (bias) {
+    check_cpu("bias", *bias);
+    check_dtype("bias", *bias, dtype);
+    if (bias->dim() != 1 || bias->size(0) != packed.out_features)
+      fail("bias: ", bias->dim(), " dimensions, ", bias->numel(), " elements, expected [", packed.out_features, "]");
+  }
+  if (exact) {
+    Tensor weight = unpack_cpu(packed_w, in_features, ScalarType::BFloat16);
+    if (dtype != ScalarType::BFloat16) weight = torch::stable::to(weight, dtype);
+    return torch_linear(x, weight, bias);
+  }
+
+  sizes.back() = packed.out_features;
+  Tensor y = torch::stable::new_empty(x, sizes);
+  if (y.numel() == 0) return y;
+  const Rows rows = rows_of(x, in_features);
+  const std::optional<Tensor> dense_bias = bias ? std::optional<Tensor>(dense(*bias)) : std::nullopt;
+  linear(w, packed.matrix_bytes(), rows.tensor.const_data_ptr(), rows.stride,
+         dtype == ScalarType::BFloat16 ? XType::kBFloat16 : XType::kFloat32, rows.count,
+         dense_bias ? dense_bias->const_data_ptr() : nullptr, y.mutable_data_ptr(), torch_threads());
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) { m.impl("linear", TORCH_BOX(&linear_cpu)); }
+
+}  // namespace unweight
