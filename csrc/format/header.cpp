@@ -53,9 +53,13 @@ uint64_t Header::blocks() const { return ceil_div(out_features, tiled() ? kBlock
 uint64_t Header::units() const { return tiled() ? blocks() * stages_per_block() : blocks(); }
 
 int segment_stages(uint64_t out_features, uint64_t in_features) {
+  const auto units = [&](int stages) {
+    return ceil_div(out_features, kBlockRows) * ceil_div(in_features, stages * kStageColumns);
+  };
   for (int stages : {32, 16})
-    if (ceil_div(out_features, kBlockRows) * ceil_div(in_features, stages * kStageColumns) >= 512) return stages;
-  return 8;
+    if (units(stages) >= 512) return stages;
+  // So few units leave a GPU idle either way: restart streams less often.
+  return units(8) < 64 ? 16 : 8;
 }
 
 void place_sections(Header& h, size_t code_bytes) {

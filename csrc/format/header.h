@@ -45,7 +45,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == kHeaderBytes, "the struct is the format");
 
-// Longest of 32, 16, 8 stages that still gives 512 units of work.
+// docs/FORMAT.md section 9: long segments cost less, many give more units of work.
 int segment_stages(uint64_t out_features, uint64_t in_features);
 
 // Fills in everything that follows from layout, shape and code bytes: offsets, segment. Not used_bytes or checksums.
