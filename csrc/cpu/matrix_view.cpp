@@ -1,5 +1,7 @@
 #include "matrix_view.h"
 
+#include <cstring>
+
 #include "../format/code.h"
 #include "../format/error.h"
 
@@ -37,17 +39,30 @@ void check_damage(const MatrixView& matrix, const Damage& damage) {
   switch (damage.flaw) {
     case Flaw::kNone: return;
     case Flaw::kIndex:
-      fail("packed: the index gives stage ", stage, " a place outside the data, or one too small for its signs and "
-           "mantissas (data at bytes ", matrix.data_offset, " to ", matrix.used_bytes, "): the bytes are damaged");
+      fail("packed: the index gives stage ", stage,
+           " a place outside the data, or one too small for its signs and "
+           "mantissas (data at bytes ",
+           matrix.data_offset, " to ", matrix.used_bytes, "): the bytes are damaged");
     case Flaw::kRawStage:
       fail("packed: stage ", stage, " says that it is raw, but is shorter than the ", kRawStageBytes,
            " bytes of a raw stage: the bytes are damaged");
     case Flaw::kSection:
       fail("packed: stage ", stage, ", warp ", warp, ": its patches are outside the stage: the bytes are damaged");
     case Flaw::kPatches:
-      fail("packed: stage ", stage, ", warp ", warp, ": its patches don't belong to the k-steps that its header names: "
+      fail("packed: stage ", stage, ", warp ", warp,
+           ": its patches don't belong to the k-steps that its header names: "
            "the bytes are damaged");
   }
+}
+
+StageView stage_view(const MatrixView& matrix, uint64_t stage) {
+  uint32_t steps[2];
+  std::memcpy(steps, matrix.bytes + matrix.index_offset + 4 * stage, sizeof steps);
+  const uint64_t begin = matrix.data_offset + 16 * uint64_t{steps[0]};
+  const uint64_t end = matrix.data_offset + 16 * uint64_t{steps[1]};
+  if (begin > end || end > matrix.used_bytes || end - begin < kHuffmanSections)
+    check_damage(matrix, {Flaw::kIndex, 0, stage});
+  return {matrix.bytes + begin, end - begin};
 }
 
 }  // namespace unweight

@@ -34,4 +34,11 @@ struct Damage {
 // Throws Error if there is one.
 void check_damage(const MatrixView& matrix, const Damage& damage);
 
+// A stage's bytes: inside the data, with room for the headers and the S-plane. Throws Error if they are not.
+struct StageView {
+  const uint8_t* bytes;
+  uint64_t size;
+};
+StageView stage_view(const MatrixView& matrix, uint64_t stage);
+
 }  // namespace unweight

@@ -1,0 +1,222 @@
+// vdpbf16ps on tiles that were decoded into the cache just before (see linear_block.h). One order of arithmetic for all
+// sizes: a row's columns ascend in units of 8, one vdpbf16ps (BF16 x) or two FMAs (FP32 x) each, in four partial sums.
+#include "decode_avx512.h"
+#include "linear_block.h"
+
+namespace unweight {
+namespace {
+
+// Sums of a token and a warp: a vector of 4 rows x 4 partial sums for each group.
+constexpr int kSums = kGroups * 16;
+
+// What a multiplication asks for on the side, so that the next stages are there when it is done.
+struct Ahead {
+  uintptr_t at, end;
+};
+
+UNWEIGHT_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+template <int kTokens>
+UNWEIGHT_INLINE void multiply_bfloat16(const uint8_t* tiles, int64_t units, const uint16_t* x, int64_t x_stride,
+                                       float* sums, Ahead& ahead) {
+  __m512 sum[kTokens][kGroups];
+#pragma GCC unroll 8
+  for (int t = 0; t < kTokens; t++)
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; g++) sum[t][g] = _mm512_load_ps(sums + t * kSums + g * 16);
+  uintptr_t at = ahead.at;
+  const uintptr_t step = ahead.at < ahead.end ? 64 : 0;
+  for (int64_t u = 0; u < units; u++, tiles += kUnitBytes, x += kUnitColumns) {
+    __m512i w[kGroups];
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; g++) w[g] = _mm512_load_si512(tiles + g * kVectorBytes);
+    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+    at += step;
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; t++) {
+      const __m512i columns =
+          _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + t * x_stride)));
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; g++) sum[t][g] = _mm512_dpbf16_ps(sum[t][g], (__m512bh)w[g], (__m512bh)columns);
+    }
+  }
+  ahead.at = at;
+#pragma GCC unroll 8
+  for (int t = 0; t < kTokens; t++)
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; g++) _mm512_store_ps(sums + t * kSums + g * 16, sum[t][g]);
+}
+
+template <int kTokens>
+UNWEIGHT_INLINE void multiply_float32(const uint8_t* tiles, int64_t units, const float* x, int64_t x_stride,
+                                      float* sums) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6);
+  const __m512i odd = _mm512_add_epi32(even, splat(1)), upper = splat(0xFFFF0000);
+  __m512 sum[kTokens][kGroups];
+#pragma GCC unroll 4
+  for (int t = 0; t < kTokens; t++)
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; g++) sum[t][g] = _mm512_load_ps(sums + t * kSums + g * 16);
+  for (int64_t u = 0; u < units; u++, tiles += kUnitBytes, x += kUnitColumns) {
+    __m512 first[kGroups], second[kGroups];
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; g++) {
+      const __m512i w = _mm512_load_si512(tiles + g * kVectorBytes);
+      first[g] = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+      second[g] = _mm512_castsi512_ps(_mm512_and_si512(w, upper));
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; t++) {
+      const __m512 columns = _mm512_castps256_ps512(_mm256_loadu_ps(x + t * x_stride));
+      const __m512 x_even = _mm512_permutexvar_ps(even, columns), x_odd = _mm512_permutexvar_ps(odd, columns);
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; g++)
+        sum[t][g] = _mm512_fmadd_ps(second[g], x_odd, _mm512_fmadd_ps(first[g], x_even, sum[t][g]));
+    }
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < kTokens; t++)
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; g++) _mm512_store_ps(sums + t * kSums + g * 16, sum[t][g]);
+}
+
+// As many tokens as there are registers for; returns how many.
+UNWEIGHT_INLINE int64_t multiply_tokens(int64_t tokens, const uint8_t* tiles, int64_t units, const uint16_t* x,
+                                        int64_t x_stride, float* sums, Ahead& ahead) {
+  switch (tokens) {
+    case 1: multiply_bfloat16<1>(tiles, units, x, x_stride, sums, ahead); return 1;
+    case 2: multiply_bfloat16<2>(tiles, units, x, x_stride, sums, ahead); return 2;
+    case 3: multiply_bfloat16<3>(tiles, units, x, x_stride, sums, ahead); return 3;
+    case 4:
+    case 7:
+    case 8: multiply_bfloat16<4>(tiles, units, x, x_stride, sums, ahead); return 4;
+    case 5: multiply_bfloat16<5>(tiles, units, x, x_stride, sums, ahead); return 5;
+    default: multiply_bfloat16<6>(tiles, units, x, x_stride, sums, ahead); return 6;
+  }
+}
+
+UNWEIGHT_INLINE int64_t multiply_tokens(int64_t tokens, const uint8_t* tiles, int64_t units, const float* x,
+                                        int64_t x_stride, float* sums, Ahead&) {
+  switch (tokens) {
+    case 1: multiply_float32<1>(tiles, units, x, x_stride, sums); return 1;
+    case 2: multiply_float32<2>(tiles, units, x, x_stride, sums); return 2;
+    case 3: multiply_float32<3>(tiles, units, x, x_stride, sums); return 3;
+    default: multiply_float32<4>(tiles, units, x, x_stride, sums); return 4;
+  }
+}
+
+// Adds the partial sums: 16 rows in order.
+UNWEIGHT_INLINE __m512 sum_rows(const float* sums) {
+  const __m512 a = _mm512_load_ps(sums), b = _mm512_load_ps(sums + 16);
+  const __m512 c = _mm512_load_ps(sums + 32), d = _mm512_load_ps(sums + 48);
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 rows = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+  // Lane 4·row + group so far.
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), rows);
+}
+
+UNWEIGHT_INLINE __m512 load_bias(const uint16_t* bias, __mmask16 rows) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(rows, bias)), 16));
+}
+UNWEIGHT_INLINE __m512 load_bias(const float* bias, __mmask16 rows) { return _mm512_maskz_loadu_ps(rows, bias); }
+UNWEIGHT_INLINE void store_rows(uint16_t* y, __mmask16 rows, __m512 sums) {
+  _mm256_mask_storeu_epi16(y, rows, (__m256i)_mm512_cvtneps_pbh(sums));
+}
+UNWEIGHT_INLINE void store_rows(float* y, __mmask16 rows, __m512 sums) { _mm512_mask_storeu_ps(y, rows, sums); }
+
+// 16 rows x 128 columns (or what is left of them) of row-major weights to a tile.
+UNWEIGHT_INLINE void tile_rows(const uint16_t* weights, uint64_t stride, int64_t rows, int64_t columns, uint8_t* tile) {
+  if (rows >= kWarpRows && columns >= kStageColumns) {
+    for (int group = 0; group < kGroups; group++, weights += kGroupRows * stride)
+      for (int unit = 0; unit < kUnits; unit += 4) {
+        __m512i pieces[4];
+        for (int row = 0; row < kGroupRows; row++)
+          pieces[row] = load_vector(weights + row * stride + unit * kUnitColumns);
+        transpose_pieces(pieces);
+        for (int i = 0; i < 4; i++)
+          _mm512_store_si512(tile + (unit + i) * kUnitBytes + group * kVectorBytes, pieces[i]);
+      }
+    return;
+  }
+  for (int row = 0; row < kWarpRows; row++)
+    for (int column = 0; column < kStageColumns; column += kUnitColumns) {
+      const int64_t left = row < rows ? columns - column : 0;
+      const __mmask8 mask = left >= kUnitColumns ? 0xFF : left > 0 ? (1 << left) - 1 : 0;
+      const void* from = mask ? weights + row * stride + column : weights;
+      _mm_store_si128(reinterpret_cast<__m128i*>(tile + column / kUnitColumns * kUnitBytes + row * 2 * kUnitColumns),
+                      _mm_maskz_loadu_epi16(mask, from));
+    }
+}
+
+// Stages that are decoded before they are multiplied. More than one, and a decoded tile has left the first-level cache
+// when the second run of tokens comes; but each token's sums then move to registers and back less often.
+UNWEIGHT_INLINE int64_t stages_at_once(int64_t tokens) { return tokens <= 6 ? 1 : tokens <= 128 ? 4 : 16; }
+
+template <class T>
+UNWEIGHT_INLINE Damage multiply_block(const LinearJob& job, const LinearBlock& task, uint8_t* scratch) {
+  const MatrixView& matrix = *job.matrix;
+  const int64_t tokens = task.tokens, stages = matrix.stages_per_block, at_once = stages_at_once(tokens);
+  const int64_t rows = smaller(kBlockRows, matrix.out_features - kBlockRows * task.block);
+  const int warps = static_cast<int>((rows + kWarpRows - 1) / kWarpRows);
+  const int64_t whole_stages = matrix.in_features / kStageColumns;
+  const T* x = static_cast<const T*>(job.x) + task.first_token * job.x_stride;
+  const T* x_tail = static_cast<const T*>(job.x_tail) + task.first_token * kStageColumns;
+
+  uint8_t* tiles = scratch;                                                         // [warps, at_once] tiles
+  float* sums = reinterpret_cast<float*>(scratch + kWarps * at_once * kTileBytes);  // [warps, tokens, kSums]
+  std::memset(sums, 0, sizeof(float) * kSums * tokens * warps);
+  BlockDecoder decoder{matrix, task.block * matrix.stages_per_block, nibble_scale(matrix), {}, {}};
+
+  for (int64_t s = 0; s < stages; s += at_once) {
+    const int64_t count = smaller(at_once, stages - s);
+    for (int64_t i = 0; i < count; i++)
+      for (int warp = 0; warp < warps; warp++) {
+        uint8_t* tile = tiles + (warp * at_once + i) * kTileBytes;
+        if (task.rows) {
+          const int64_t column = (s + i) * kStageColumns, row = kWarpRows * warp;
+          tile_rows(task.rows + row * matrix.in_features + column, matrix.in_features, rows - row,
+                    matrix.in_features - column, tile);
+          continue;
+        }
+        const Flaw flaw = decode_warp(decoder, s + i, warp, tile);
+        if (flaw != Flaw::kNone) return {flaw, static_cast<uint8_t>(warp), decoder.first_stage + s + i};
+      }
+    Ahead ahead = {0, 0};
+    const int64_t whole = smaller(count, whole_stages - s);
+    for (int64_t t = 0, n; t < tokens; t += n)
+      for (int warp = 0; warp < warps; warp++) {
+        const uint8_t* warp_tiles = tiles + warp * at_once * kTileBytes;
+        float* token_sums = sums + (warp * tokens + t) * kSums;
+        n = multiply_tokens(tokens - t, warp_tiles, whole * kUnits, x + t * job.x_stride + s * kStageColumns,
+                            job.x_stride, token_sums, ahead);
+        if (whole < count)
+          multiply_tokens(tokens - t, warp_tiles + whole * kTileBytes, kUnits, x_tail + t * kStageColumns,
+                          kStageColumns, token_sums, ahead);
+      }
+  }
+
+  for (int warp = 0; warp < warps; warp++) {
+    const int64_t row = kBlockRows * task.block + kWarpRows * warp, left = matrix.out_features - row;
+    const __mmask16 mask = left >= kWarpRows ? 0xFFFF : (1u << left) - 1;
+    const __m512 bias = job.bias ? load_bias(static_cast<const T*>(job.bias) + row, mask) : _mm512_setzero_ps();
+    T* y = static_cast<T*>(job.y) + task.first_token * matrix.out_features + row;
+    for (int64_t t = 0; t < tokens; t++) {
+      const __m512 sum = sum_rows(sums + (warp * tokens + t) * kSums);
+      store_rows(y + t * matrix.out_features, mask, job.bias ? _mm512_add_ps(sum, bias) : sum);
+    }
+  }
+  return {Flaw::kNone, 0, 0};
+}
+
+}  // namespace
+
+size_t linear_scratch_avx512(int64_t tokens) {
+  return kWarps * (stages_at_once(tokens) * kTileBytes + tokens * kSums * sizeof(float));
+}
+
+Damage linear_block_avx512(const LinearJob& job, const LinearBlock& block, uint8_t* scratch) {
+  return job.float32 ? multiply_block<float>(job, block, scratch) : multiply_block<uint16_t>(job, block, scratch);
+}
+
+}  // namespace unweight
