@@ -49,11 +49,19 @@ def _pruned(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
 
 
 def _few_outsiders(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
-    """Trained, with a sprinkle of NaN payloads, infinities, both zeros and huge values."""
+    """Trained, with a sprinkle of NaN payloads, infinities, both zeros and large values: patches in every layout."""
     bits = _trained(rng, n, k)
-    special = np.array([0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x7F81, 0x0000, 0x8000, 0x5F12, 0xDEAD], np.uint16)
+    special = np.array([0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x7F81, 0x0000, 0x8000, 0x4B12, 0xCEAD], np.uint16)
     where = rng.random((n, k)) < 0.002
     bits[where] = rng.choice(special, where.sum())
+    return bits
+
+
+def _huge(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
+    """Trained, with a few values too far out to be scaled as nibble scales them."""
+    bits = _trained(rng, n, k)
+    bits[rng.random((n, k)) < 0.001] = 0xDFAD
+    bits[0, 0] = 0x5F12
     return bits
 
 
@@ -87,6 +95,7 @@ CONTENTS = {
     "zero rows": _zero_rows,
     "pruned": _pruned,
     "few outsiders": _few_outsiders,
+    "huge": _huge,
     "subnormals": _subnormals,
     "stripes": _stripes,
     "one bad stage": _one_bad_stage,
@@ -119,3 +128,14 @@ def assert_same_bits(got: Tensor, expected: Tensor) -> None:
             f"{got[at].view(torch.int16).item() & 0xFFFF:#06x}, expected "
             f"{expected[at].view(torch.int16).item() & 0xFFFF:#06x}"
         )
+
+
+def assert_same_bytes(got: Tensor, expected: Tensor, what: object = "") -> None:
+    """Packed tensors are equal; says sizes or the first byte that differs, without printing the tensors."""
+    assert got.dtype == expected.dtype == torch.uint8
+    assert got.shape == expected.shape, f"{what}: shape {list(got.shape)}, expected {list(expected.shape)}"
+    different = (got.flatten() != expected.flatten()).nonzero()
+    if len(different):
+        at = int(different[0])
+        a, b = int(got.flatten()[at]), int(expected.flatten()[at])
+        raise AssertionError(f"{what}: {len(different)} bytes differ, first byte {at}: {a:#04x}, expected {b:#04x}")

@@ -1,0 +1,103 @@
+"""The operators of the compiled part, with what they need in Python: fake implementations and gradients.
+
+    unweight::linear(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, bool exact=False) -> Tensor
+    unweight::unpack(Tensor packed_w, int in_features, ScalarType dtype) -> Tensor
+    unweight::embedding(Tensor ids, Tensor packed_w, int embedding_dim) -> Tensor
+
+Operators raise RuntimeError. Fake implementations depend on shapes and dtypes alone, so the operators can be compiled
+and captured.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import get_ctx, register_autograd, register_fake
+
+try:
+    from . import _C  # noqa: F401 (registers the operators)
+except ImportError as error:
+    raise ImportError(
+        f"unweight_ext: its compiled part doesn't load ({error}); "
+        "build it in the source folder with `pip install --no-build-isolation .`"
+    ) from error
+
+# Position is the layout's number, in the header and for the operators.
+LAYOUTS = ("raw", "huffman", "nibble", "archive")
+
+linear = torch.ops.unweight.linear.default
+unpack = torch.ops.unweight.unpack.default
+embedding = torch.ops.unweight.embedding.default
+
+_DESCRIBED = 19  # numbers in what `_describe` returns
+
+
+@register_fake("unweight::linear")
+def _linear_fake(
+    x: Tensor, packed_w: Tensor, bias: Tensor | None = None, *, layout: int = -1, exact: bool = False
+) -> Tensor:
+    # x (..., K), packed_w (N, row_bytes) -> (..., N)
+    torch._check(packed_w.dim() == 2, lambda: f"packed_w: {packed_w.dim()} dimensions, expected 2")
+    torch._check(x.dim() >= 1, lambda: "x: 0 dimensions, expected at least 1")
+    return x.new_empty((*x.shape[:-1], packed_w.shape[0]))
+
+
+@register_fake("unweight::unpack")
+def _unpack_fake(packed_w: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
+    # packed_w (..., N, row_bytes) -> (..., N, K)
+    return packed_w.new_empty((*packed_w.shape[:-1], in_features), dtype=dtype)
+
+
+@register_fake("unweight::embedding")
+def _embedding_fake(ids: Tensor, packed_w: Tensor, embedding_dim: int) -> Tensor:
+    # ids (...), packed_w (N, row_bytes) -> (..., embedding_dim)
+    return packed_w.new_empty((*ids.shape, embedding_dim), dtype=torch.bfloat16)
+
+
+@register_fake("unweight::_pack")
+def _pack_fake(weight: Tensor, layout: int, shape: list[int], threads: int) -> Tensor:
+    row_bytes = get_ctx().new_dynamic_size()  # depends on the values
+    return weight.new_empty((*weight.shape[:-1], row_bytes), dtype=torch.uint8)
+
+
+@register_fake("unweight::_transcode")
+def _transcode_fake(packed_w: Tensor, layout: int, threads: int) -> Tensor:
+    row_bytes = get_ctx().new_dynamic_size()
+    return packed_w.new_empty((*packed_w.shape[:-1], row_bytes))
+
+
+@register_fake("unweight::_verify")
+def _verify_fake(packed_w: Tensor) -> None:
+    return None
+
+
+@register_fake("unweight::_describe")
+def _describe_fake(packed_w: Tensor) -> Tensor:
+    return packed_w.new_empty((_DESCRIBED,), dtype=torch.int64)
+
+
+def _linear_setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
+    x, packed_w, bias = inputs
+    ctx.save_for_backward(packed_w)
+    ctx.in_features = x.shape[-1]
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # grad (..., N) -> grad_x (..., K), none for the weight, grad_bias (N)
+    (packed_w,) = ctx.saved_tensors
+    grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)  # 2 where the call gave no bias
+    if ctx.needs_input_grad[0]:
+        weight = torch.ops.unweight.unpack(packed_w, ctx.in_features, torch.bfloat16)  # (N, K)
+        grads[0] = grad @ weight.to(grad.dtype)
+    if any(ctx.needs_input_grad[2:]):
+        grads[2] = grad.sum_to_size(packed_w.shape[0]).to(ctx.bias_dtype)
+    return tuple(grads)
+
+
+register_autograd("unweight::linear", _linear_backward, setup_context=_linear_setup)
+
+
+def cpu_capability(level: int = -1) -> int:
+    """The instruction set of the CPU code, for tests: 0 portable, 1 AVX-512. `level` changes it, -1 only asks."""
+    return torch.ops.unweight._cpu_capability(level)
