@@ -117,7 +117,8 @@ class _File:
         stored, original, report = job.tensor.stored, job.tensor.original, job.report
         if original.dtype != "BF16" or not original.numel or not (entropy or job.tensor.packed):
             return
-        with reading(self.path, fd, stored.nbytes, self.header.data_start + stored.start) as data:
+        start = self.header.data_start + stored.start
+        with reading(self.path, fd, stored.nbytes, start, populate=entropy) as data:
             if job.tensor.packed:
                 where = at(self.path, f"tensor {stored.name!r}")
                 layout, report.patches = describe(data, stored, where)

@@ -195,7 +195,7 @@ def write_all(fd: int, view: memoryview | bytes, offset: int) -> None:
         view, offset = view[n:], offset + n
 
 
-def _map(fd: int, size: int, offset: int) -> tuple[mmap.mmap, memoryview] | None:
+def _map(fd: int, size: int, offset: int, populate: bool) -> tuple[mmap.mmap, memoryview] | None:
     """A private map of a part of a file with all its pages present, or None where that can't be had."""
     if sys.platform != "linux" or size < _MAP_FROM:
         return None
@@ -206,7 +206,8 @@ def _map(fd: int, size: int, offset: int) -> tuple[mmap.mmap, memoryview] | None
         return None
     try:
         # Reads the file now: an error of the disk is an exception here, where touching a page later would be a signal.
-        pages.madvise(_MADV_POPULATE_READ)
+        if populate:
+            pages.madvise(_MADV_POPULATE_READ)
     except OSError:
         pages.close()
         return None
@@ -218,12 +219,13 @@ _MADV_POPULATE_READ = 22  # Linux 5.14
 
 
 @contextmanager
-def reading(path: Path | str, fd: int, size: int, offset: int) -> Iterator[memoryview]:
+def reading(path: Path | str, fd: int, size: int, offset: int, *, populate: bool = True) -> Iterator[memoryview]:
     """The bytes of a part of a file, writable (in memory only), for as long as the context lasts.
 
-    Large parts are mapped, which costs a fifth of a copy; nothing of them stays in memory afterwards.
+    Large parts are mapped, which costs a fifth of a copy; nothing of them stays in memory afterwards. `populate=False`
+    is for looking at little of a part.
     """
-    mapped = _map(fd, size, offset)
+    mapped = _map(fd, size, offset, populate)
     if mapped is None:
         yield memoryview(_pread(path, fd, size, offset))
         return
