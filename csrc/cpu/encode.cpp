@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "../format/checksum.h"
 
 namespace unweight {
 
@@ -30,6 +29,31 @@ StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_feature
   return {edge, kStageColumns};
 }
 
+PairWindow make_pair_window(const Code& code, const std::vector<uint32_t>& encode_table) {
+  uint32_t mass[256] = {0};
+  for (uint16_t pair : code.pairs) {
+    const uint32_t weight = 1u << (kMaxCodeBits - (encode_table[pair] >> 16 & 15));
+    mass[pair & 255] += weight;
+    mass[pair >> 8] += weight;
+  }
+  uint32_t best = 0;
+  PairWindow window{};
+  for (int first = 0; first <= 240; first++) {
+    uint32_t sum = 0;
+    for (int e = first; e < first + 16; e++) sum += mass[e];
+    if (sum > best) {
+      best = sum;
+      window.first = static_cast<uint8_t>(first);
+    }
+  }
+  for (int i = 0; i < 256; i++) {
+    const uint32_t entry = encode_table[(window.first + i % 16) | (window.first + i / 16) << 8];
+    window.low[i] = static_cast<uint8_t>(entry);
+    window.high[i] = static_cast<uint8_t>((entry >> 8 & 15) | (entry & kNoCode ? 0 : entry >> 16 & 15) << 4);
+  }
+  return window;
+}
+
 void encode_raw_stage(const StageRows& rows, uint8_t* out) {
   for (int w = 0; w < kWarps; w++) std::memcpy(out + 4 * w, &kRawWarpHeader, 4);
   out += kStageHeaderBytes;
@@ -51,7 +75,7 @@ EncodedBlock encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int6
     block.size += kRawStageBytes;
     block.close_unit(begin);
   }
-  block.checksum = checksum(block.bytes.get(), block.size);
+  block.checksum = plan.checksum(block.bytes.get(), block.size);
   return block;
 }
 

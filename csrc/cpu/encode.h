@@ -7,6 +7,7 @@
 
 #include "../format/code.h"
 #include "../format/tile.h"
+#include "encode_avx512.h"
 
 namespace unweight {
 
@@ -18,7 +19,13 @@ struct EncodePlan {
   Code code;
   std::vector<uint32_t> encode_table;  // by pair, see Code
   uint16_t padding_pair = 0;           // exponents of padding registers in huffman
+  bool avx512 = false;
+  uint64_t (*checksum)(const uint8_t* bytes, size_t size) = nullptr;
+  PairWindow window{};                 // what `encode_table` says, for the AVX-512 loops
 };
+
+// The 16 x 16 pairs of exponents that hold most of the code.
+PairWindow make_pair_window(const Code& code, const std::vector<uint32_t>& encode_table);
 
 struct EncodedBlock {
   std::unique_ptr<uint8_t[]> bytes;

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "../cuda/decode/bits.cuh"
-#include "../format/checksum.h"
 #include "encode.h"
 #include "word_streams.h"
 
@@ -20,7 +19,7 @@ struct WarpPatches {
 struct StageCodes {
   uint32_t plane[kPlaneBytes / 4];
   uint32_t code[kWarps][kKSteps][kLanes];  // four codes, one behind the other
-  uint8_t bits[kWarps][kKSteps][kLanes];
+  uint32_t bits[kWarps][kKSteps][kLanes];
   WarpPatches patches[kWarps];
 };
 
@@ -33,39 +32,60 @@ bool add_patch(WarpPatches& patches, int kstep, uint32_t place, uint32_t weights
   return true;
 }
 
+// The four codes of one lane. False if its patches don't fit.
+bool look_up_lane(const EncodePlan& plan, const uint32_t (&registers)[kRegisters], StageCodes& stage, int w, int k,
+                  int l) {
+  uint32_t code = 0, bits = 0;
+  bool fits = true;
+  for (int i = 0; i < kRegisters; i++) {
+    const uint32_t entry = plan.encode_table[exponent_pair(registers[i])], length = entry >> 16 & 15;
+    code = code << length | (entry & 0xFFFF);
+    bits += length;
+    if (entry & kNoCode) fits &= add_patch(stage.patches[w], k, 4 * l + i, registers[i]);
+  }
+  stage.code[w][k][l] = code;
+  stage.bits[w][k][l] = bits;
+  return fits;
+}
+
+void load_lane(const StageRows& rows, int w, int k, int l, uint32_t (&registers)[kRegisters]) {
+  for (int i = 0; i < kRegisters; i++)
+    registers[i] = load_pair(rows.data + fragment_row(w, l, i) * rows.stride + fragment_column(k, l, i));
+}
+
+// False if the stage has to be raw.
 bool look_up(const EncodePlan& plan, const StageRows& rows, StageCodes& stage) {
-  const uint32_t* table = plan.encode_table.data();
   for (int w = 0; w < kWarps; w++) {
+    uint32_t* plane = stage.plane + w * (kWarpPlaneBytes / 4);
     stage.patches[w].ksteps = stage.patches[w].count = 0;
-    for (int k = 0; k < kKSteps; k++) {
-      uint32_t* plane = stage.plane + w * (kWarpPlaneBytes / 4) + k / 2 * (4 * kLanes) + k % 2 * 2;
-      const uint16_t* corner = rows.data + kWarpRows * w * rows.stride + kKStepColumns * k;
-      for (int l = 0; l < kLanes; l++) {
-        const uint16_t* p = corner + l / 4 * rows.stride + 2 * (l % 4);
-        const uint32_t f[kRegisters] = {load_pair(p), load_pair(p + 8 * rows.stride), load_pair(p + 8),
-                                        load_pair(p + 8 * rows.stride + 8)};
-        uint32_t code = 0, bits = 0, missing = 0;
-        for (int i = 0; i < kRegisters; i++) {
-          const uint32_t entry = table[exponent_pair(f[i])], length = entry >> 16 & 15;
-          code = code << length | (entry & 0xFFFF);
-          bits += length;
-          missing |= (entry >> 31) << i;
+    uint32_t registers[kRegisters];
+    if (plan.avx512) {
+      uint32_t missing[kKSteps];
+      look_up_warp_avx512(plan.window, rows.data + kWarpRows * w * rows.stride, rows.stride, plane, stage.code[w],
+                          stage.bits[w], missing);
+      for (int k = 0; k < kKSteps; k++)
+        for (uint32_t lanes = missing[k]; lanes; lanes &= lanes - 1) {
+          const int l = __builtin_ctz(lanes);
+          load_lane(rows, w, k, l, registers);
+          if (!look_up_lane(plan, registers, stage, w, k, l)) return false;
         }
-        stage.code[w][k][l] = code;
-        stage.bits[w][k][l] = static_cast<uint8_t>(bits);
-        plane[4 * l] = merge_signs_mantissas(f[0], f[1]);
-        plane[4 * l + 1] = merge_signs_mantissas(f[2], f[3]);
-        for (int i = 0; missing >> i; i++)
-          if ((missing >> i & 1) && !add_patch(stage.patches[w], k, 4 * l + i, f[i])) return false;
-      }
+      continue;
     }
+    for (int k = 0; k < kKSteps; k++)
+      for (int l = 0; l < kLanes; l++) {
+        load_lane(rows, w, k, l, registers);
+        if (!look_up_lane(plan, registers, stage, w, k, l)) return false;
+        uint32_t* words = plane + (k / 2 * kLanes + l) * 4 + k % 2 * 2;
+        words[0] = merge_signs_mantissas(registers[0], registers[1]);
+        words[1] = merge_signs_mantissas(registers[2], registers[3]);
+      }
   }
   return true;
 }
 
 // One segment of a block: its streams, and what is needed to lay out its stages once the streams are complete.
 struct Segment {
-  WordWriter<2 * kLanes> streams[kWarps];
+  WordStreams streams[kWarps];  // those of even k-steps first
   std::unique_ptr<uint32_t[]> words[kWarps];
   std::unique_ptr<uint8_t[]> planes{new uint8_t[kMaxSegmentStages * kPlaneBytes]};
   WarpPatches patches[kMaxSegmentStages][kWarps];
@@ -77,13 +97,16 @@ struct Segment {
   }
 };
 
-void append_stage(Segment& segment, const StageCodes& stage) {
-  for (int w = 0; w < kWarps; w++) {
-    auto& writer = segment.streams[w];
-    for (int k = 0; k < kKSteps; k++)
-      for (int l = 0; l < kLanes; l++)
-        writer.append(writer.streams[k % 2 * kLanes + l], stage.code[w][k][l], stage.bits[w][k][l]);
-  }
+void append_stage(const EncodePlan& plan, Segment& segment, const StageCodes& stage) {
+  for (int w = 0; w < kWarps; w++)
+    for (int k = 0; k < kKSteps; k++) {
+      const int first = k % 2 * kLanes;
+      if (plan.avx512)
+        append_avx512(segment.streams[w], first, kLanes / 16, stage.code[w][k], stage.bits[w][k]);
+      else
+        for (int l = 0; l < kLanes; l++)
+          segment.streams[w].append(first + l, stage.code[w][k][l], stage.bits[w][k][l]);
+    }
 }
 
 void write_stage(const Segment& segment, int s, const uint32_t (&kept)[kWarps], EncodedBlock& block) {
@@ -130,11 +153,11 @@ EncodedBlock encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, 
         if (!started)
           for (int w = 0; w < kWarps; w++) segment.streams[w].start(segment.words[w].get(), kLanes);
         started = true;
-        append_stage(segment, stage);
+        append_stage(plan, segment, stage);
         std::memcpy(segment.planes.get() + s * kPlaneBytes, stage.plane, kPlaneBytes);
         for (int w = 0; w < kWarps; w++) segment.patches[s][w] = stage.patches[w];
       }
-      for (int w = 0; w < kWarps; w++) segment.words_before[s + 1][w] = started ? segment.streams[w].count() : 0;
+      for (int w = 0; w < kWarps; w++) segment.words_before[s + 1][w] = started ? segment.streams[w].count : 0;
     }
     uint32_t kept[kWarps] = {0};
     for (int w = 0; w < kWarps && started; w++) kept[w] = segment.streams[w].finish();
@@ -150,7 +173,7 @@ EncodedBlock encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, 
       block.close_unit(begin);
     }
   }
-  block.checksum = checksum(block.bytes.get(), block.size);
+  block.checksum = plan.checksum(block.bytes.get(), block.size);
   return block;
 }
 

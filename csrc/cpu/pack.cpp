@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <atomic>
 
-#include "../format/checksum.h"
 #include "../format/error.h"
+#include "capability.h"
 #include "codec.h"
 #include "encode.h"
 
@@ -86,6 +86,8 @@ struct Packer::State {
     plan.out_features = source.out_features;
     plan.in_features = source.in_features;
     plan.segment_stages = segment_stages(source.out_features, source.in_features);
+    plan.avx512 = capability() == Capability::kAvx512;
+    plan.checksum = plan.avx512 ? checksum_avx512 : checksum;
   }
 
   std::vector<uint64_t> count(Layout layout, const Parallel& parallel) const;
@@ -159,6 +161,7 @@ bool Packer::State::encode(Layout layout, const Parallel& parallel) {
     } else {
       plan.code = build_code(counts, layout == Layout::kHuffman ? 8 : kMaxCodeBits);
       plan.encode_table = plan.code.encode_table();
+      plan.window = make_pair_window(plan.code, plan.encode_table);
       plan.padding_pair = finite_pair(plan.code.pairs[0]);
     }
   }
