@@ -98,7 +98,7 @@ def require_torch() -> Torch:
 def find_cxx() -> list[str]:
     if "CXX" in os.environ:
         command = shlex.split(os.environ["CXX"])
-        if not command or shutil.which(command[-1]) is None:
+        if not command or shutil.which(command[0]) is None:
             raise BuildError(f"CXX={os.environ['CXX']!r}: no such program on the path")
         return command
     for name in ("g++", "c++", "clang++"):

@@ -18,7 +18,7 @@ namespace {
 Tensor torch_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   std::array<StableIValue, 3> stack{torch::stable::detail::from(x), torch::stable::detail::from(weight),
                                     torch::stable::detail::from(bias)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
@@ -64,10 +64,15 @@ Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const std::optional<T
   Tensor y = torch::stable::new_empty(x, sizes);
   if (y.numel() == 0) return y;
   const Rows rows = rows_of(x, in_features);
-  const std::optional<Tensor> dense_bias = bias ? std::optional<Tensor>(dense(*bias)) : std::nullopt;
+  Tensor dense_bias = x;  // any, where there is none
+  const void* bias_data = nullptr;
+  if (bias) {
+    dense_bias = dense(*bias);
+    bias_data = dense_bias.const_data_ptr();
+  }
   linear(w, packed.matrix_bytes(), rows.tensor.const_data_ptr(), rows.stride,
-         dtype == ScalarType::BFloat16 ? XType::kBFloat16 : XType::kFloat32, rows.count,
-         dense_bias ? dense_bias->const_data_ptr() : nullptr, y.mutable_data_ptr(), torch_threads());
+         dtype == ScalarType::BFloat16 ? XType::kBFloat16 : XType::kFloat32, rows.count, bias_data,
+         y.mutable_data_ptr(), torch_threads());
   return y;
 }
 
