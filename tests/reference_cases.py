@@ -27,9 +27,8 @@ def _one_special(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
 
 def _patched(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
     """Trained, with as many outsiders as `nibble` takes."""
-    return np.where(
-        rng.random((n, k)) < 0.001, rng.choice(SPECIALS[:7], (n, k)), samples.CONTENTS["trained"](rng, n, k)
-    )
+    bits = samples.CONTENTS["trained"](rng, n, k)
+    return np.where(rng.random((n, k)) < 0.001, rng.choice(SPECIALS[:7], (n, k)), bits)
 
 
 def _half_noise(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
