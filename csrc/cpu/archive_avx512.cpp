@@ -80,7 +80,7 @@ int64_t decode(ArchiveStreamState& state, const uint32_t* table, const uint8_t* 
 int64_t decode_archive_rounds_avx512(ArchiveStreamState& state, const uint32_t* table, const uint8_t* plane,
                                      uint16_t* out, int64_t rounds, bool around_caches) {
   return around_caches && reinterpret_cast<uintptr_t>(out) % 64 == 0 ? decode<true>(state, table, plane, out, rounds)
-                                                                      : decode<false>(state, table, plane, out, rounds);
+                                                                     : decode<false>(state, table, plane, out, rounds);
 }
 
 }  // namespace unweight

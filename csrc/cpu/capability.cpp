@@ -38,7 +38,8 @@ Capability capability() { return current().load(std::memory_order_relaxed); }
 
 void set_capability(Capability wanted) {
   if (wanted > best_of_this_cpu())
-    fail("level: ", static_cast<int>(wanted), " (AVX-512 with VBMI2 and BF16) is not supported by this machine or build");
+    fail("level: ", static_cast<int>(wanted),
+         " (AVX-512 with VBMI2 and BF16) is not supported by this machine or build");
   current().store(wanted, std::memory_order_relaxed);
 }
 

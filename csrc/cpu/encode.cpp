@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-
 namespace unweight {
 
 StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_features, int64_t stage, Padding padding,
@@ -64,9 +63,8 @@ void encode_raw_stage(const StageRows& rows, uint8_t* out) {
           std::memcpy(out, rows.data + fragment_row(w, l, i) * rows.stride + fragment_column(k, l, i), 4);
 }
 
-EncodedBlock encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count) {
+void encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block) {
   const int64_t stages = (plan.in_features + kStageColumns - 1) / kStageColumns;
-  EncodedBlock block;
   block.reserve(stages * kRawStageBytes);
   uint16_t edge[kBlockRows * kStageColumns];
   for (int64_t s = 0; s < stages; s++) {
@@ -75,8 +73,6 @@ EncodedBlock encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int6
     block.size += kRawStageBytes;
     block.close_unit(begin);
   }
-  block.checksum = plan.checksum(block.bytes.get(), block.size);
-  return block;
 }
 
 }  // namespace unweight

@@ -8,6 +8,7 @@
 #include "../format/code.h"
 #include "../format/tile.h"
 #include "encode_avx512.h"
+#include "scratch.h"
 
 namespace unweight {
 
@@ -20,23 +21,25 @@ struct EncodePlan {
   std::vector<uint32_t> encode_table;  // by pair, see Code
   uint16_t padding_pair = 0;           // exponents of padding registers in huffman
   bool avx512 = false;
-  uint64_t (*checksum)(const uint8_t* bytes, size_t size) = nullptr;
-  PairWindow window{};                 // what `encode_table` says, for the AVX-512 loops
+  PairWindow window{};  // what `encode_table` says, for the AVX-512 loops
 };
 
 // The 16 x 16 pairs of exponents that hold most of the code.
 PairWindow make_pair_window(const Code& code, const std::vector<uint32_t>& encode_table);
 
+// A block as it grows, in memory that the thread keeps for the next one.
 struct EncodedBlock {
-  std::unique_ptr<uint8_t[]> bytes;
+  uint8_t* bytes = nullptr;
   size_t size = 0;
   std::vector<uint32_t> unit_steps;  // size of each stage or chunk in 16-byte steps
   uint64_t patches = 0;
-  uint64_t checksum = 0;
 
-  // Starts a block that may grow to `limit` bytes. The memory beyond what is written is never touched.
-  void reserve(size_t limit) { bytes.reset(new uint8_t[limit]); }
-  uint8_t* end() { return bytes.get() + size; }
+  // Starts a block that may grow to `limit` bytes.
+  void reserve(size_t limit) {
+    thread_local Scratch scratch;
+    bytes = scratch.reserve(limit);
+  }
+  uint8_t* end() { return bytes + size; }
   // Closes a unit that began at `begin`, zero-padded to 16 bytes.
   void close_unit(size_t begin) {
     while (size % 16) bytes[size++] = 0;
@@ -58,11 +61,12 @@ StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_feature
 
 void encode_raw_stage(const StageRows& rows, uint8_t* out);
 
-EncodedBlock encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count);
-EncodedBlock encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count);
+// Each starts `block` anew.
+void encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block);
+void encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block);
 // False when the block can't be nibble (docs/FORMAT.md section 6).
 bool encode_nibble_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block);
-EncodedBlock encode_archive_chunk(const EncodePlan& plan, const uint16_t* weights, int64_t count);
+void encode_archive_chunk(const EncodePlan& plan, const uint16_t* weights, int64_t count, EncodedBlock& block);
 
 static inline __attribute__((always_inline)) uint32_t load_pair(const uint16_t* p) {
   uint32_t v;

@@ -56,14 +56,13 @@ static_assert(kArchiveStreams == kMostStreams, "a chunk fills its WordStreams");
 
 }  // namespace
 
-EncodedBlock encode_archive_chunk(const EncodePlan& plan, const uint16_t* weights, int64_t count) {
+void encode_archive_chunk(const EncodePlan& plan, const uint16_t* weights, int64_t count, EncodedBlock& block) {
   const int64_t pairs = (count + 1) / 2, rounds = (pairs + kRoundPairs - 1) / kRoundPairs;
   // A word a stream and round at most, and the two that each starts with.
   std::unique_ptr<uint32_t[]> words(new uint32_t[kArchiveStreams * (rounds + 2)]);
-  EncodedBlock block;
   // Patches cost more than anything else: 6 bytes a pair.
   block.reserve(kChunkHeaderBytes + count + 6 * pairs + 4 * kArchiveStreams * (rounds + 2) + 64);
-  uint8_t* out = block.bytes.get();
+  uint8_t* out = block.bytes;
 
   Chunk chunk{plan, weights, count, {}, {}, {}, {}};
   chunk.streams.start(words.get(), kArchiveStreams);
@@ -87,8 +86,6 @@ EncodedBlock encode_archive_chunk(const EncodePlan& plan, const uint16_t* weight
   block.size = layout.end;
   block.close_unit(0);
   block.patches = patches.size();
-  block.checksum = plan.checksum(out, block.size);
-  return block;
 }
 
 }  // namespace unweight

@@ -66,9 +66,7 @@ UNWEIGHT_INLINE __m512i relative_exponents(__m512i weights, __m512i first) {
 }
 
 // One bit a lane of 32 bits, from one a field of 16.
-UNWEIGHT_INLINE uint32_t lanes_of_fields(__mmask32 fields) {
-  return _pext_u32(fields | fields >> 1, 0x55555555u);
-}
+UNWEIGHT_INLINE uint32_t lanes_of_fields(__mmask32 fields) { return _pext_u32(fields | fields >> 1, 0x55555555u); }
 
 struct ByteTable {
   __m512i part[4];
@@ -133,8 +131,8 @@ void look_up_warp_avx512(const PairWindow& window, const uint16_t* corner, int64
         }
         _mm512_storeu_si512(code[2 * pair + k] + 16 * half, codes);
         _mm512_storeu_si512(bits[2 * pair + k] + 16 * half, sum);
-        missing[2 * pair + k] |=
-            (looked.missing[0] | looked.missing[1] | looked.missing[2] | looked.missing[3]) << (16 * half);
+        missing[2 * pair + k] |= (looked.missing[0] | looked.missing[1] | looked.missing[2] | looked.missing[3])
+                                 << (16 * half);
       }
     }
 }
@@ -159,7 +157,8 @@ uint64_t look_up_round_avx512(const PairWindow& window, const uint16_t* weights,
       __m512i codes[2], lengths[2];
       for (int i = 0; i < 2; i++) {
         const int byte = 2 * j + i;
-        codes[i] = _mm512_or_si512(byte_of(looked.low, byte, 0xFF), _mm512_slli_epi32(byte_of(looked.high, byte, 15), 8));
+        codes[i] =
+            _mm512_or_si512(byte_of(looked.low, byte, 0xFF), _mm512_slli_epi32(byte_of(looked.high, byte, 15), 8));
         lengths[i] = _mm512_srli_epi32(byte_of(looked.high, byte, 0xF0), 4);
       }
       const int s = 16 * (g + j);
@@ -213,18 +212,26 @@ void encode_nibbles_avx512(int base, const uint16_t* corner, int64_t stride, uin
           uint32_t& lanes = outside[2 * pair + k][i];
           lanes = (half ? lanes : 0) | lanes_of_fields(out) << (16 * half);
         }
-        nibbles[k] = _mm512_or_si512(
-            _mm512_or_si512(c[0], _mm512_ror_epi32(c[1], 8)),
-            _mm512_rol_epi32(_mm512_or_si512(c[2], _mm512_ror_epi32(c[3], 8)), 4));
+        nibbles[k] = _mm512_or_si512(_mm512_or_si512(c[0], _mm512_ror_epi32(c[1], 8)),
+                                     _mm512_rol_epi32(_mm512_or_si512(c[2], _mm512_ror_epi32(c[3], 8)), 4));
       }
       // {N(k) N(k+1)} a lane, lanes in order.
       const __m512i low = _mm512_unpacklo_epi32(nibbles[0], nibbles[1]);
       const __m512i high = _mm512_unpackhi_epi32(nibbles[0], nibbles[1]);
-      const __m512i front = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+      const __m512i front = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                    back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
       uint32_t* out = codes + (pair * kLanes + 16 * half) * 2;
       _mm512_storeu_si512(out, _mm512_permutex2var_epi64(low, front, high));
       _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi64(low, back, high));
     }
+}
+
+void exponent_pairs_avx512(const uint16_t* weights, uint16_t* pairs) {
+  for (int i = 0; i < 2; i++) {
+    const __m512i both = _mm512_srli_epi32(_mm512_loadu_si512(weights + 32 * i), 7);
+    const __m512i pair = select(all(0xFF), both, _mm512_srli_epi32(both, 8));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs + 16 * i), _mm512_cvtepi32_epi16(pair));
+  }
 }
 
 }  // namespace unweight

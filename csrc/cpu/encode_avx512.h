@@ -25,6 +25,9 @@ void look_up_warp_avx512(const PairWindow& window, const uint16_t* corner, int64
 uint64_t look_up_round_avx512(const PairWindow& window, const uint16_t* weights, uint8_t* plane, uint32_t* code,
                               uint32_t* bits);
 
+// The pairs (e0 | e1 << 8) of 64 weights.
+void exponent_pairs_avx512(const uint16_t* weights, uint16_t* pairs);
+
 // Eight k-steps of a warp: S-plane and N-plane, and per k-step and register the lanes with an exponent outside the
 // window (its code is 0).
 void encode_nibbles_avx512(int base, const uint16_t* corner, int64_t stride, uint32_t* plane, uint32_t* codes,

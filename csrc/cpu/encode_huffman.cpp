@@ -104,8 +104,7 @@ void append_stage(const EncodePlan& plan, Segment& segment, const StageCodes& st
       if (plan.avx512)
         append_avx512(segment.streams[w], first, kLanes / 16, stage.code[w][k], stage.bits[w][k]);
       else
-        for (int l = 0; l < kLanes; l++)
-          segment.streams[w].append(first + l, stage.code[w][k][l], stage.bits[w][k][l]);
+        for (int l = 0; l < kLanes; l++) segment.streams[w].append(first + l, stage.code[w][k][l], stage.bits[w][k][l]);
     }
 }
 
@@ -130,9 +129,8 @@ void write_stage(const Segment& segment, int s, const uint32_t (&kept)[kWarps], 
 
 }  // namespace
 
-EncodedBlock encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count) {
+void encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block) {
   const int64_t stages = (plan.in_features + kStageColumns - 1) / kStageColumns;
-  EncodedBlock block;
   block.reserve(stages * kRawStageBytes);
   // Both are too large for a stack, and worth keeping for the thread's next block.
   thread_local std::unique_ptr<Segment> segment_memory{new Segment};
@@ -173,8 +171,6 @@ EncodedBlock encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, 
       block.close_unit(begin);
     }
   }
-  block.checksum = plan.checksum(block.bytes.get(), block.size);
-  return block;
 }
 
 }  // namespace unweight

@@ -112,8 +112,8 @@ bool add_patches(int base, const StageRows& rows, const Place& place, const uint
     for (; lanes; lanes &= lanes - 1) {
       const int l = __builtin_ctz(lanes);
       for (int i = 0; i < kRegisters; i++)
-        if ((outside[k][i] >> l & 1) && !add_patch(base, load_register(rows, place.warp, k, l, i), place.real(k, l, i),
-                                                   4 * l + i, k, warp))
+        if ((outside[k][i] >> l & 1) &&
+            !add_patch(base, load_register(rows, place.warp, k, l, i), place.real(k, l, i), 4 * l + i, k, warp))
           return false;
     }
   }
@@ -167,7 +167,6 @@ bool encode_nibble_block(const EncodePlan& plan, const uint16_t* rows, int64_t r
       return false;
     block.close_unit(begin);
   }
-  block.checksum = plan.checksum(block.bytes.get(), block.size);
   return true;
 }
 

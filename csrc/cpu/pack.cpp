@@ -3,9 +3,11 @@
 #include <atomic>
 
 #include "../format/error.h"
+#include "arena.h"
 #include "capability.h"
 #include "codec.h"
 #include "encode.h"
+#include "pair_counts.h"
 
 namespace unweight {
 namespace {
@@ -47,27 +49,6 @@ void for_each_span(const RowSource& source, const std::vector<Span>& spans, cons
   });
 }
 
-// Pairs within each run of `run` weights: a row for tiles, everything for archive chunks. `counts` has two tables of
-// kPairs, since neighbours are often equal and would wait for each other's store.
-void count_pairs(const uint16_t* weights, int64_t count, int64_t run, Layout layout, uint32_t* counts) {
-  if (run % 2 == 0) run = count;
-  for (; count > 0; weights += run, count -= run) {
-    const int64_t n = std::min(run, count);
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-      counts[exponent_pair(load_pair(weights + i))]++;
-      counts[kPairs + exponent_pair(load_pair(weights + i + 2))]++;
-    }
-    for (; i + 2 <= n; i += 2) counts[exponent_pair(load_pair(weights + i))]++;
-    if (i < n) {
-      // The missing half of a pair: what the encoder writes, or for nibble an exponent that is in no window.
-      const uint32_t e = weights[i] >> 7 & 255;
-      const uint32_t half = layout == Layout::kArchive ? e : layout == Layout::kHuffman && e != 255 ? e : 0;
-      counts[e | half << 8]++;
-    }
-  }
-}
-
 }  // namespace
 
 std::unique_ptr<RowSource> weights_in_memory(const uint16_t* data, int64_t matrices, int64_t out_features,
@@ -75,10 +56,19 @@ std::unique_ptr<RowSource> weights_in_memory(const uint16_t* data, int64_t matri
   return std::make_unique<WeightsInMemory>(data, matrices, out_features, in_features);
 }
 
+// A block that is done.
+struct Block {
+  const uint8_t* bytes;
+  size_t size;
+  uint64_t patches, checksum;
+  std::vector<uint32_t> unit_steps;
+};
+
 struct Packer::State {
   const RowSource& source;
   EncodePlan plan;
-  std::vector<EncodedBlock> blocks;  // matrix by matrix
+  std::unique_ptr<Arena> arena;
+  std::vector<Block> blocks;  // matrix by matrix
   std::vector<Header> headers;
   int64_t row_bytes = 0;
 
@@ -87,10 +77,9 @@ struct Packer::State {
     plan.in_features = source.in_features;
     plan.segment_stages = segment_stages(source.out_features, source.in_features);
     plan.avx512 = capability() == Capability::kAvx512;
-    plan.checksum = plan.avx512 ? checksum_avx512 : checksum;
   }
 
-  std::vector<uint64_t> count(Layout layout, const Parallel& parallel) const;
+  PairCounts count(Layout layout, const Parallel& parallel) const;
   int64_t archive_rows() const;
   bool encode(Layout layout, const Parallel& parallel);
   void make_headers(Layout layout, const std::vector<int64_t>& shape);
@@ -103,35 +92,29 @@ int64_t Packer::State::archive_rows() const {
   return h.chunk_rows();
 }
 
-std::vector<uint64_t> Packer::State::count(Layout layout, const Parallel& parallel) const {
+PairCounts Packer::State::count(Layout layout, const Parallel& parallel) const {
   // Enough rows to be worth a table of counts, in whole chunks (whose pairs run on over rows).
-  const int64_t group = std::max(source.group_rows(), archive_rows());
-  const auto spans = cut(source, group * ceil_div(int64_t{4} << 20, group * source.in_features));
-  std::vector<uint64_t> total(kPairs, 0);
-  std::atomic_flag merging = ATOMIC_FLAG_INIT;
+  const int64_t group = std::max(source.group_rows(), archive_rows()), columns = source.in_features;
+  const auto spans = cut(source, group * ceil_div(int64_t{4} << 20, group * columns));
+  PairCounts total;
   for_each_span(source, spans, parallel, [&](int64_t, const Span& s, const uint16_t* rows) {
-    std::vector<uint32_t> counts(2 * kPairs, 0);
     const bool archive = layout == Layout::kArchive;
     const int64_t step = archive ? archive_rows() : s.count;
     for (int64_t r = 0; r < s.count; r += step) {
-      const int64_t n = std::min(step, s.count - r) * source.in_features;
-      count_pairs(rows + r * source.in_features, n, archive ? n : source.in_features, layout, counts.data());
+      const int64_t n = std::min(step, s.count - r) * columns;
+      count_pairs(rows + r * columns, n, archive ? n : columns, layout, total);
     }
-    while (merging.test_and_set(std::memory_order_acquire)) {
-    }
-    for (int p = 0; p < kPairs; p++) total[p] += uint64_t{counts[p]} + counts[kPairs + p];
-    merging.clear(std::memory_order_release);
   });
   return total;
 }
 
 namespace {
 
-int best_nibble_base(const std::vector<uint64_t>& pair_counts) {
+int best_nibble_base(const PairCounts& pairs) {
   uint64_t exponents[256] = {0};
   for (int p = 0; p < kPairs; p++) {
-    exponents[p & 255] += pair_counts[p];
-    exponents[p >> 8] += pair_counts[p];
+    exponents[p & 255] += pairs.count[p];
+    exponents[p >> 8] += pairs.count[p];
   }
   uint64_t window = 0, best = 0;
   for (int e = 1; e <= 16; e++) window += exponents[e];
@@ -145,6 +128,23 @@ int best_nibble_base(const std::vector<uint64_t>& pair_counts) {
     }
   }
   return base;
+}
+
+// False if the weights can't have the layout.
+bool encode_block(const EncodePlan& plan, Layout layout, const uint16_t* rows, int64_t row_count, EncodedBlock& block) {
+  switch (layout) {
+    case Layout::kRaw: encode_raw_block(plan, rows, row_count, block); return true;
+    case Layout::kHuffman: encode_huffman_block(plan, rows, row_count, block); return true;
+    case Layout::kArchive: encode_archive_chunk(plan, rows, row_count * plan.in_features, block); return true;
+    case Layout::kNibble: return encode_nibble_block(plan, rows, row_count, block);
+  }
+  return false;
+}
+
+Block keep(Arena& arena, EncodedBlock&& block) {
+  uint8_t* bytes = arena.take(block.size);
+  std::memcpy(bytes, block.bytes, block.size);
+  return {bytes, block.size, block.patches, fast_checksum(bytes, block.size), std::move(block.unit_steps)};
 }
 
 uint16_t finite_pair(uint16_t pair) { return (pair & 255) == 255 || pair >> 8 == 255 ? 0 : pair; }
@@ -174,25 +174,23 @@ bool Packer::State::encode(Layout layout, const Parallel& parallel) {
     first_block[i + 1] = first_block[i] + static_cast<size_t>(ceil_div(spans[i].count, unit_rows));
   blocks.clear();
   blocks.resize(first_block.back());
+  const size_t weights = source.matrices * source.out_features * source.in_features;
+  arena = std::make_unique<Arena>(weights + weights / 2);
   std::atomic<bool> fits{true};
   for_each_span(source, spans, parallel, [&](int64_t i, const Span& s, const uint16_t* rows) {
-    EncodedBlock* block = &blocks[first_block[i]];
-    for (int64_t r = 0; r < s.count && fits; r += unit_rows, block++) {
-      const int64_t n = std::min(unit_rows, s.count - r);
-      const uint16_t* p = rows + r * source.in_features;
-      switch (layout) {
-        case Layout::kRaw: *block = encode_raw_block(plan, p, n); break;
-        case Layout::kHuffman: *block = encode_huffman_block(plan, p, n); break;
-        case Layout::kArchive: *block = encode_archive_chunk(plan, p, n * source.in_features); break;
-        case Layout::kNibble:
-          if (!encode_nibble_block(plan, p, n, *block)) fits = false;
-      }
+    size_t b = first_block[i];
+    for (int64_t r = 0; r < s.count && fits; r += unit_rows, b++) {
+      EncodedBlock block;
+      if (encode_block(plan, layout, rows + r * source.in_features, std::min(unit_rows, s.count - r), block))
+        blocks[b] = keep(*arena, std::move(block));
+      else
+        fits = false;
     }
   });
   if (!fits) return false;
   if (layout != Layout::kNibble) return true;
   uint64_t patches = 0;
-  for (const EncodedBlock& b : blocks) patches += b.patches;
+  for (const Block& b : blocks) patches += b.patches;
   return patches * 128 <= static_cast<uint64_t>(source.matrices * source.out_features * source.in_features);
 }
 
@@ -268,6 +266,7 @@ void Packer::write(uint8_t* out, const Parallel& parallel) const {
   const State& s = *state_;
   const size_t per_matrix = s.blocks.size() / s.headers.size();
   const size_t stride = static_cast<size_t>(s.row_bytes * s.source.out_features);
+  advise_huge_pages(out, stride * s.headers.size());
   std::vector<uint8_t*> to(s.blocks.size());
   for (size_t m = 0; m < s.headers.size(); m++) {
     const Header& h = s.headers[m];
@@ -280,7 +279,7 @@ void Packer::write(uint8_t* out, const Parallel& parallel) const {
     uint32_t steps = 0;
     uint64_t at = h.data_offset;
     for (size_t b = 0; b < per_matrix; b++) {
-      const EncodedBlock& block = s.blocks[m * per_matrix + b];
+      const Block& block = s.blocks[m * per_matrix + b];
       for (uint32_t unit : block.unit_steps) {
         steps += unit;
         std::memcpy(index, &steps, 4);
@@ -290,10 +289,10 @@ void Packer::write(uint8_t* out, const Parallel& parallel) const {
       to[m * per_matrix + b] = matrix + at;
       at += block.size;
     }
-    const uint64_t sum = checksum(matrix, h.data_offset);
+    const uint64_t sum = fast_checksum(matrix, h.data_offset);
     std::memcpy(matrix + offsetof(Header, header_checksum), &sum, 8);
   }
-  parallel(s.blocks.size(), [&](int64_t b) { std::memcpy(to[b], s.blocks[b].bytes.get(), s.blocks[b].size); });
+  parallel(s.blocks.size(), [&](int64_t b) { std::memcpy(to[b], s.blocks[b].bytes, s.blocks[b].size); });
 }
 
 }  // namespace unweight

@@ -16,7 +16,7 @@ namespace {
 // A matrix made ready for decoding: tables are built once.
 struct Decoder {
   const Packed& packed;
-  MatrixView view{};                   // tiled layouts
+  MatrixView view{};                    // tiled layouts
   std::vector<uint32_t> archive_table;  // archive
   bool avx512 = capability() == Capability::kAvx512;
 
@@ -25,7 +25,8 @@ struct Decoder {
     if (h.tiled())
       view = matrix_view(packed, size);
     else
-      archive_table = read_code(packed.bytes + kHeaderBytes, h.index_offset - kHeaderBytes, h.longest_code).decode_table();
+      archive_table =
+          read_code(packed.bytes + kHeaderBytes, h.index_offset - kHeaderBytes, h.longest_code).decode_table();
   }
 
   int64_t block_rows() const { return packed.header.tiled() ? kBlockRows : packed.header.chunk_rows(); }
@@ -36,10 +37,6 @@ struct Decoder {
   void decode_tiles(uint64_t block, uint16_t* out) const;
   void decode_chunk(uint64_t block, uint16_t* out, bool around_caches) const;
 };
-
-uint64_t fast_checksum(const uint8_t* bytes, size_t size) {
-  return capability() == Capability::kAvx512 ? checksum_avx512(bytes, size) : checksum(bytes, size);
-}
 
 void Decoder::decode_tiles(uint64_t block, uint16_t* out) const {
   const int64_t columns = packed.header.in_features, rows = rows_of(block);
@@ -109,8 +106,8 @@ void Decoder::decode_chunk(uint64_t block, uint16_t* out, bool around_caches) co
   const uint8_t* plane = chunk + parts.plane;
   int64_t done = 0;
   if (avx512)
-    done = decode_archive_rounds_avx512(state, archive_table.data(), plane, out, count / (2 * kRoundPairs),
-                                        around_caches);
+    done =
+        decode_archive_rounds_avx512(state, archive_table.data(), plane, out, count / (2 * kRoundPairs), around_caches);
   decode_rounds(state, archive_table, plane, done, count, out);
 
   int64_t last = -1;

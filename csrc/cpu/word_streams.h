@@ -13,8 +13,8 @@ struct WordStreams {
   uint32_t word[kMostStreams];      // bits so far, from the top
   uint32_t position[kMostStreams];  // how many
   uint32_t place[kMostStreams], next_place[kMostStreams];
-  uint32_t* words;                  // full words, in place
-  uint32_t count;                   // places given out
+  uint32_t* words;  // full words, in place
+  uint32_t count;   // places given out
 
   // Each stream starts with two words: first all w0 of a group of `group` streams, then all their w1.
   void start(uint32_t* memory, int group) {
@@ -27,7 +27,8 @@ struct WordStreams {
     }
   }
 
-  // Appends the low `bits` (1…32) bits of `code`. Nothing branches on the data: a word is stored again until it is full.
+  // Appends the low `bits` (1…32) bits of `code`. Nothing branches on the data: a word is stored again until it is
+  // full.
   inline __attribute__((always_inline)) void append(int s, uint32_t code, uint32_t bits) {
     const uint64_t window = uint64_t{code} << (64 - bits) >> position[s];
     const uint32_t filled = word[s] | static_cast<uint32_t>(window >> 32);
@@ -43,19 +44,20 @@ struct WordStreams {
 
   // Stores the words that aren't full. Returns the number of words up to the last that holds a bit of a code.
   uint32_t finish() {
-    uint32_t last = 0;
+    // Every word is full but two of each stream, so only so many at the end can be idle.
+    bool idle[2 * kMostStreams + 1] = {false};
+    const auto mark = [&](uint32_t at) {
+      if (count - at <= 2 * kMostStreams) idle[count - at] = true;
+    };
     for (int s = 0; s < kMostStreams; s++) {
       words[place[s]] = word[s];
       words[next_place[s]] = 0;
+      mark(next_place[s]);
+      if (position[s] == 0) mark(place[s]);
     }
-    // Every place below `count` is one stream's next one, or one's unfinished one, or full.
-    for (last = count; last > 0; last--) {
-      bool idle = false;
-      for (int s = 0; s < kMostStreams; s++)
-        idle |= next_place[s] == last - 1 || (place[s] == last - 1 && position[s] == 0);
-      if (!idle) break;
-    }
-    return last;
+    uint32_t dropped = 0;
+    while (dropped < 2 * kMostStreams && idle[dropped + 1]) dropped++;
+    return count - dropped;
   }
 };
 

@@ -48,12 +48,15 @@ int rarity_bits(int longest) { return longest == 8 ? 12 : 17; }
 
 }  // namespace
 
-Code build_code(const std::vector<uint64_t>& counts, int longest) {
+Code build_code(const PairCounts& pairs, int longest) {
+  const std::vector<uint64_t>& counts = pairs.count;
   uint64_t total = 0;
-  for (uint64_t c : counts) total += c;
+  for (int row = 0; row < 256; row++)
+    for (int i = 0; i < 256 && pairs.used[row]; i++) total += counts[256 * row + i];
   std::vector<uint32_t> order;
-  for (uint32_t pair = 0; pair < kPairs; pair++)
-    if (counts[pair] && (counts[pair] << rarity_bits(longest)) >= total) order.push_back(pair);
+  for (uint32_t row = 0; row < 256; row++)
+    for (uint32_t pair = 256 * row; pair < 256 * (row + 1) && pairs.used[row]; pair++)
+      if (counts[pair] && (counts[pair] << rarity_bits(longest)) >= total) order.push_back(pair);
   const auto more_frequent = [&](uint32_t a, uint32_t b) {
     return counts[a] != counts[b] ? counts[a] > counts[b] : a < b;
   };
@@ -101,7 +104,8 @@ Code read_code(const uint8_t* bytes, size_t available, int longest) {
     if (length && length <= longest) space += uint32_t{code.count[length]} << (longest - length);
   }
   if (n == 0) fail("packed: the code table is empty");
-  if (space > 1u << longest) fail("packed: the code table's lengths overlap (Kraft sum ", space, " of ", 1u << longest, ")");
+  if (space > 1u << longest)
+    fail("packed: the code table's lengths overlap (Kraft sum ", space, " of ", 1u << longest, ")");
   if (available < kCodeCountBytes + 2 * size_t{n})
     fail("packed: the code table of ", n, " codes is cut off at ", available, " bytes");
   code.pairs.resize(n);

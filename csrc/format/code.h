@@ -11,9 +11,9 @@ constexpr int kPairs = 1 << 16;
 constexpr size_t kCodeCountBytes = 32;  // u16 count[16]
 
 struct Code {
-  int longest = 0;               // limit on the length: 8 or 12
-  uint16_t count[16] = {0};      // codes of each length
-  std::vector<uint16_t> pairs;   // in order of their codes
+  int longest = 0;              // limit on the length: 8 or 12
+  uint16_t count[16] = {0};     // codes of each length
+  std::vector<uint16_t> pairs;  // in order of their codes
 
   size_t bytes() const { return kCodeCountBytes + 2 * pairs.size(); }
   void write(uint8_t* out) const;
@@ -27,8 +27,13 @@ struct Code {
 
 constexpr uint32_t kNoCode = 1u << 31;
 
-// The table that `pack` writes for these counts of pairs (kPairs of them).
-Code build_code(const std::vector<uint64_t>& counts, int longest);
+struct PairCounts {
+  std::vector<uint64_t> count = std::vector<uint64_t>(kPairs, 0);
+  bool used[256] = {false};  // second exponents that occur at all
+};
+
+// The table that `pack` writes for these counts.
+Code build_code(const PairCounts& pairs, int longest);
 
 // Reads and checks a table of at most `available` bytes. Throws Error.
 Code read_code(const uint8_t* bytes, size_t available, int longest);

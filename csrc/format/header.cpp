@@ -90,7 +90,8 @@ Packed open_packed(const uint8_t* bytes, size_t size) {
       h.out_features * h.in_features >= kMaxWeights)
     fail("packed: header says ", h.out_features, " x ", h.in_features, " weights; allowed are 1 to 2^40 in all");
   if (h.tiled() ? h.segment_stages != 8 && h.segment_stages != 16 && h.segment_stages != 32 : h.segment_stages != 0)
-    fail("packed: header field segment stages is ", int{h.segment_stages}, ", allowed are 8, 16, 32, and 0 for archive");
+    fail("packed: header field segment stages is ", int{h.segment_stages},
+         ", allowed are 8, 16, 32, and 0 for archive");
   if (h.rank < 2 || h.rank > kMaxRank) fail("packed: header field rank is ", int{h.rank}, ", allowed are 2 to 8");
   check_field("shape[0]", h.shape[0], h.out_features);
   uint64_t columns = 1;

@@ -56,7 +56,7 @@ struct Packed {
   Header header;
   const uint8_t* bytes;
 
-  uint64_t unit_offset(uint64_t unit) const;     // from `bytes`; unit = units() gives used_bytes
+  uint64_t unit_offset(uint64_t unit) const;  // from `bytes`; unit = units() gives used_bytes
   uint64_t block_checksum(uint64_t block) const;
   uint64_t first_unit(uint64_t block) const { return header.tiled() ? block * header.stages_per_block() : block; }
 };

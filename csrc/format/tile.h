@@ -14,20 +14,20 @@
 
 namespace unweight {
 
-constexpr int kBlockRows = 64;       // rows of a stage: M of one wgmma
-constexpr int kStageColumns = 128;   // columns of a stage
-constexpr int kWarps = 4;            // warps of a warpgroup, 16 rows each
+constexpr int kBlockRows = 64;      // rows of a stage: M of one wgmma
+constexpr int kStageColumns = 128;  // columns of a stage
+constexpr int kWarps = 4;           // warps of a warpgroup, 16 rows each
 constexpr int kWarpRows = 16;
 constexpr int kLanes = 32;
-constexpr int kRegisters = 4;        // A registers of a lane and k-step, two weights each
-constexpr int kKSteps = 8;           // k-steps of a stage
-constexpr int kKStepColumns = 16;    // K of one wgmma
+constexpr int kRegisters = 4;      // A registers of a lane and k-step, two weights each
+constexpr int kKSteps = 8;         // k-steps of a stage
+constexpr int kKStepColumns = 16;  // K of one wgmma
 
 constexpr int kStageHeaderBytes = 16;
-constexpr int kWarpPlaneBytes = kKSteps * kLanes * 8;                   // sign+mantissa bytes of one warp's stage
-constexpr int kPlaneBytes = kWarps * kWarpPlaneBytes;                   // S-plane
-constexpr int kWarpNibbleBytes = kKSteps * kLanes * 4;                  // 4-bit codes of one warp's stage
-constexpr int kHuffmanSections = kStageHeaderBytes + kPlaneBytes;       // first byte after the fixed part
+constexpr int kWarpPlaneBytes = kKSteps * kLanes * 8;              // sign+mantissa bytes of one warp's stage
+constexpr int kPlaneBytes = kWarps * kWarpPlaneBytes;              // S-plane
+constexpr int kWarpNibbleBytes = kKSteps * kLanes * 4;             // 4-bit codes of one warp's stage
+constexpr int kHuffmanSections = kStageHeaderBytes + kPlaneBytes;  // first byte after the fixed part
 constexpr int kNibbleSections = kHuffmanSections + kWarps * kWarpNibbleBytes;
 constexpr int kWarpRawBytes = kKSteps * kLanes * 16;
 constexpr int kRawStageBytes = kStageHeaderBytes + kWarps * kWarpRawBytes;
