@@ -267,8 +267,8 @@ def test_errors(call, message):
 
 def test_attention_and_transformer_layers_still_run():
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dtype=torch.bfloat16).eval()
-    x = torch.randn(2, 5, 64).bfloat16()
+    layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dtype=torch.bfloat16).eval()
+    x = torch.randn(2, 5, 128).bfloat16()
     original = copy.deepcopy(layer)
     report = u.compress_model(layer, exact=True)
     assert {row.name for row in report.packed} == {"linear1", "linear2"}

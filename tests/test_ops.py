@@ -44,8 +44,10 @@ def test_linear_is_as_accurate_as_f_linear(layout, level, m, dtype):
         with capability(level):
             y = linear(x, pack(w, layout), bias)
         assert y.dtype == dtype and y.shape == plain.shape
-        # Of one output the error is a matter of luck: a rounding of the largest result is always allowed.
-        allowed = torch.finfo(dtype).eps / 2 * exact.abs().max() + 2 * (plain - exact).abs().max()
+        # Of one output the error is a matter of luck: a rounding of the largest result is always allowed. F.linear sums
+        # FP32 in blocks, which depend on the shape; in a fixed order errors are up to 3 times those.
+        factor = 2 if dtype == torch.bfloat16 else 4
+        allowed = torch.finfo(dtype).eps / 2 * exact.abs().max() + factor * (plain - exact).abs().max()
         assert (y - exact).abs().max() <= allowed, shape
 
 
@@ -299,6 +301,10 @@ ops = torch.ops.unweight
         (lambda: linear(X, changed(PACKED, 8, 1)), "packed: format version 1, this build reads version 0"),
         (lambda: linear(X, PACKED, tokens(63)), "bias: .*63.*, expected .*64"),
         (lambda: linear(X, PACKED, tokens(64).half()), "bias: dtype torch.float16"),
+        (lambda: linear(X.to("meta"), PACKED), "x: device meta, expected that of packed_w, cpu"),
+        (lambda: linear(X, PACKED.to("meta")), "x: device cpu, expected that of packed_w, meta"),
+        (lambda: linear(X, PACKED, tokens(64).to("meta")), "bias: device meta, expected that of packed_w, cpu"),
+        (lambda: ops.embedding(IDS.to("meta"), PACKED, 128), "ids: device meta, expected that of packed_w, cpu"),
         (lambda: linear(X, PACKED, layout=1), "layout: "),
         (lambda: linear(X, PACKED, layout=9), "layout: 9"),
         (lambda: ops.unpack(PACKED, 127, torch.bfloat16), "in_features: 127, expected 128"),

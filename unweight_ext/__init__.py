@@ -35,9 +35,12 @@ if find_spec(f"{__name__}._C") is not None:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        value: Any = version("unweight-ext")
+        try:
+            value: Any = version("unweight-ext")
+        except PackageNotFoundError as error:
+            raise AttributeError("unweight_ext isn't installed, so its version isn't known: pip install .") from error
     elif name in _HOMES:
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     elif name in _HOMES.values() or name == "ops":

@@ -32,6 +32,14 @@ embedding = torch.ops.unweight.embedding.default
 _DESCRIBED = 19  # numbers in what `_describe` returns
 
 
+def _check_device(name: str, tensor: Tensor, packed_w: Tensor) -> None:
+    # Real tensors of two devices never reach a kernel that could say so, but here meta and captured ones do.
+    torch._check(
+        tensor.device == packed_w.device,
+        lambda: f"{name}: device {tensor.device}, expected that of packed_w, {packed_w.device}",
+    )
+
+
 @register_fake("unweight::linear")
 def _linear_fake(
     x: Tensor, packed_w: Tensor, bias: Tensor | None = None, *, layout: int = -1, exact: bool = False
@@ -39,6 +47,9 @@ def _linear_fake(
     # x (..., K), packed_w (N, row_bytes) -> (..., N)
     torch._check(packed_w.dim() == 2, lambda: f"packed_w: {packed_w.dim()} dimensions, expected 2")
     torch._check(x.dim() >= 1, lambda: "x: 0 dimensions, expected at least 1")
+    _check_device("x", x, packed_w)
+    if bias is not None:
+        _check_device("bias", bias, packed_w)
     return x.new_empty((*x.shape[:-1], packed_w.shape[0]))
 
 
@@ -51,6 +62,7 @@ def _unpack_fake(packed_w: Tensor, in_features: int, dtype: torch.dtype) -> Tens
 @register_fake("unweight::embedding")
 def _embedding_fake(ids: Tensor, packed_w: Tensor, embedding_dim: int) -> Tensor:
     # ids (...), packed_w (N, row_bytes) -> (..., embedding_dim)
+    _check_device("ids", ids, packed_w)
     return packed_w.new_empty((*ids.shape, embedding_dim), dtype=torch.bfloat16)
 
 
