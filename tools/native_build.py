@@ -37,7 +37,7 @@ ISA_FLAGS = {
     "_avx512": [
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vbmi", "-mavx512vbmi2", "-mavx512bf16"),
         *("-mfma", "-mavx2", "-mbmi2"),
-        "-Wno-maybe-uninitialized",  # gcc 12 says it of its own intrinsics
+        *("-Wno-maybe-uninitialized", "-Wno-uninitialized"),  # gcc 12 says it of its own intrinsics
     ],
 }
 PORTABLE_ONLY = "-DUNWEIGHT_PORTABLE_ONLY"
