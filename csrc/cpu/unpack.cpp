@@ -5,6 +5,7 @@
 #include "../format/code.h"
 #include "../format/error.h"
 #include "archive_decoder.h"
+#include "arena.h"
 #include "capability.h"
 #include "codec.h"
 #include "tile_decoder.h"
@@ -137,13 +138,12 @@ void Decoder::decode(uint64_t block, uint16_t* out, bool around_caches) const {
 // A packed matrix, checked once, that hands out whole blocks.
 class PackedWeights : public RowSource {
  public:
-  PackedWeights(const uint8_t* bytes, size_t stride, const std::vector<Packed>& packed)
+  PackedWeights(size_t stride, const std::vector<Packed>& packed)
       : RowSource(packed.size(), packed[0].header.out_features, packed[0].header.in_features), packed_(packed) {
     for (size_t m = 0; m < packed_.size(); m++) {
       check_header(packed_[m], stride);
       decoders_.emplace_back(packed_[m], stride);
     }
-    (void)bytes;
   }
   int64_t group_rows() const override { return decoders_[0].block_rows(); }
   const uint16_t* rows(int64_t matrix, int64_t first, int64_t count, uint16_t* scratch) const override {
@@ -172,13 +172,14 @@ std::unique_ptr<RowSource> packed_weights(const uint8_t* bytes, size_t bytes_per
       fail("packed: matrix ", m, " is ", layout_name(b.layout), " of ", b.out_features, " x ", b.in_features,
            ", matrix 0 is ", layout_name(a.layout), " of ", a.out_features, " x ", a.in_features);
   }
-  return std::make_unique<PackedWeights>(bytes, bytes_per_matrix, packed);
+  return std::make_unique<PackedWeights>(bytes_per_matrix, packed);
 }
 
 void unpack(const uint8_t* bytes, size_t size, uint16_t* out, const Parallel& parallel) {
   const Packed packed = open_packed(bytes, size);
   check_header(packed, size);
   const Decoder decoder(packed, size);
+  advise_huge_pages(out, 2 * packed.header.out_features * packed.header.in_features);
   parallel(packed.header.blocks(), [&](int64_t b) {
     check_block(packed, b, fast_checksum);
     decoder.decode(b, out + b * decoder.block_rows() * packed.header.in_features, true);
