@@ -85,6 +85,46 @@ def test_hostile_header(layout, field, data):
         reference.unpack(packed)
 
 
+def put(flat: np.ndarray, place: int, form: str, *values: int) -> None:
+    data = struct.pack(form, *values)
+    flat[place : place + len(data)] = np.frombuffer(data, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "layout, change, message",
+    [
+        ("raw", lambda p, h: put(p, 0, "<B", 0), "magic"),
+        ("raw", lambda p, h: (put(p, 32, "<Q", 2**33), put(p, 14, "<B", 3), put(p, 100, "<2I", 2**16, 2**17)), "N, K"),
+        ("raw", lambda p, h: put(p, h.index_offset, "<I", 1), "index: expected 0 first"),
+        ("raw", lambda p, h: put(p, h.index_offset + 4, "<I", 2050), "index: expected 0 first, then rising"),
+        ("huffman", lambda p, h: put(p, 160 + 2 * len(h.code.pairs), "<B", 1), "gap after the code table"),
+        ("raw", lambda p, h: put(p, h.checksums_offset - 1, "<B", 1), "gap after the index"),
+        ("raw", lambda p, h: put(p, h.data_offset - 1, "<B", 1), "gap after the checksums"),
+        ("archive", lambda p, h: put(p, h.data_offset + 8, "<B", 1), "chunk 0: header"),
+    ],
+)
+def test_broken_header(layout, change, message):
+    packed = PACKED[layout].copy().reshape(-1)
+    change(packed, reference.parse_header(packed))
+    seal(packed)
+    with pytest.raises(ValueError, match=message):
+        reference.unpack(packed)
+
+
+@pytest.mark.parametrize("byte", range(16, 24))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_header_checksum_is_checked(layout, byte):
+    packed = PACKED[layout].copy().reshape(-1)
+    packed[byte] ^= 1
+    with pytest.raises(ValueError, match="header checksum"):
+        reference.parse_header(packed)
+
+
+def test_size_is_a_multiple_of_the_rows():
+    with pytest.raises(ValueError, match="a multiple of N = 70"):
+        reference.unpack(np.append(PACKED["raw"], np.uint8(0)))
+
+
 @settings(max_examples=400, deadline=None)
 @given(layout=st.sampled_from(LAYOUTS), seed=st.integers(0, 2**32 - 1), where=st.sampled_from(["head", "data", "all"]))
 def test_hostile_bytes(layout, seed, where):
