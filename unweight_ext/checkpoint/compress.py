@@ -148,7 +148,7 @@ class FolderCompressor:
         edited = {index.name: self._index(index) for index in self.indexes}
         edited |= {name: self._config(name, summary) for name in self._configs()}
         for name in self.listing.files:
-            if name not in self.headers:
+            if name not in self.records:
                 self.progress.start(name)
                 self._other(name, target, edited.get(name))
         journal.remove()
@@ -183,8 +183,6 @@ class FolderCompressor:
 
     def _other(self, name: str, target: Path, edited: bytes | None) -> None:
         """Copies a file that isn't packed, or writes what is to stand in its place."""
-        if name in self.records:
-            return
         source, path = self.source / name, target / name
         path.unlink(missing_ok=True)
         if edited is None:

@@ -99,11 +99,12 @@ class _File:
             self.header: Header = read_header(path, file.fileno())
         self.packed = is_packed(self.header)
         if self.packed:
-            file = parse_packed(path, self.header)
-            self.original, self.tensors = file.original, file.tensors
+            parsed = parse_packed(path, self.header)
+            self.original = parsed.original
+            self.tensors = sorted(parsed.tensors, key=lambda t: t.original.start)
         else:
             self.original = self.header
-            self.tensors = tuple(Stored(e, e, "") for e in self.header.in_file_order())
+            self.tensors = [Stored(e, e, "") for e in self.header.in_file_order()]
 
     def jobs(self) -> Iterator[_Job]:
         for t in self.tensors:

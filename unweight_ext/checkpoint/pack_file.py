@@ -13,6 +13,7 @@ from torch import Tensor
 from .codec import PACK_COST, bytes_of, is_experts, is_packable, pack_bytes
 from .container import (
     ALIGNMENT,
+    NAMES_KEY,
     NO_DIGEST,
     PREFIX,
     Stored,
@@ -50,16 +51,14 @@ class _Copy:
     """Tensors that are stored as they are and follow each other, in the file and in the output."""
 
     entries: list[Entry]
-    target: int  # in the stored data
     nbytes: int = 0
+    target: int = 0  # in the stored data
 
     @property
     def cost(self) -> int:
         return min(self.nbytes, _PIECE_BYTES)
 
-    @property
-    def kept(self) -> int:
-        return 0
+    kept = cost
 
 
 @dataclass
@@ -70,7 +69,7 @@ class _Pack:
     name: str  # if it pays
     digest: str = NO_DIGEST
     packed: Tensor | None = None
-    stored: Entry | None = None
+    target: int = 0  # in the stored data
 
     @property
     def nbytes(self) -> int:
@@ -87,19 +86,22 @@ class _Pack:
 
 def _copies(entries: list[Entry]) -> Iterator[_Copy]:
     """Small tensors share a job."""
-    position = 0
-    job = _Copy([], 0)
+    job = _Copy([])
     for e in entries:
         follows = job.entries and job.entries[-1].end == e.start
         if not follows or job.nbytes + e.nbytes > _PIECE_BYTES or len(job.entries) == _BATCH_TENSORS:
             if job.entries:
                 yield job
-            job = _Copy([], position)
+            job = _Copy([])
         job.entries.append(e)
         job.nbytes += e.nbytes
-        position += e.nbytes
     if job.entries:
         yield job
+
+
+def _fills_16(entry: Entry) -> bool:
+    """Whether a tensor takes a multiple of 16 bytes, packed or not, whatever its packed size is."""
+    return (is_experts(entry) or entry.shape[0] % 16 == 0) and entry.nbytes % 16 == 0
 
 
 class FilePacker:
@@ -112,19 +114,20 @@ class FilePacker:
     def __init__(self, source: Path, header: Header, names: dict[str, str], layout: str, progress: Progress) -> None:
         self.source, self.header, self.layout, self.progress = source, header, layout, progress
         entries = header.in_file_order()
-        # This order aligns everything: large elements first, then matrices whose packed size is a multiple of 16 bytes
-        # whatever it is, the others last.
-        as_is = sorted((e for e in entries if not is_packable(e)), key=lambda e: -DTYPE_BITS[e.dtype])
-        packable = [e for e in entries if is_packable(e)]
-        packable.sort(key=lambda e: not is_experts(e) and e.shape[0] % 16 != 0)
-        self.copies = list(_copies(as_is))
-        self.packs = [_Pack(e, names[e.name]) for e in packable]
+        as_is = [e for e in entries if not is_packable(e)]
+        packs = [_Pack(e, names[e.name]) for e in entries if is_packable(e)]
+        # In this order everything is aligned to its elements, and most packed matrices to 16 bytes or more.
+        wide = sorted((e for e in as_is if DTYPE_BITS[e.dtype] >= 16), key=lambda e: -DTYPE_BITS[e.dtype])
+        self.jobs: list[_Copy | _Pack] = [
+            *(p for p in packs if _fills_16(p.entry)),
+            *_copies(wide),
+            *(p for p in packs if not _fills_16(p.entry)),
+            *_copies([e for e in as_is if DTYPE_BITS[e.dtype] < 16]),
+        ]
         self.stored: list[Stored] = []  # in the order of the stored data
         self.digests: dict[str, str] = {}
         self.end = 0
-        for e in as_is:
-            self._append(e, e.name, e.dtype, e.shape, e.nbytes)
-        self._to_advise = iter(self.packs)
+        self._to_advise = iter(packs)
         self._ahead = 0
         self._advise_lock = threading.Lock()
 
@@ -135,7 +138,7 @@ class FilePacker:
             self._in, self._out = source.fileno(), out.fileno()
             self._in_start, self._out_start = self.header.data_start, 8 + length
             stage: Stage[_Copy | _Pack] = Stage(self._work, self._place, self._finish)
-            run_jobs([*self.copies, *self.packs], stage, threads=threads, budget=budget)
+            run_jobs(self.jobs, stage, threads=threads, budget=budget)
             stored = [Stored(s.original, s.stored, self.digests[s.original.name]) for s in self.stored]
             text = seal_header(build_header(self.header, self.layout, stored), length)
             os.ftruncate(self._out, self._out_start + self.end)
@@ -143,30 +146,32 @@ class FilePacker:
             os.fchmod(self._out, os.fstat(self._in).st_mode & 0o777)
         return tuple(stored)
 
-    def _append(self, entry: Entry, name: str, dtype: str, shape: tuple[int, ...], size: int) -> Entry:
-        stored = Entry(name, dtype, shape, self.end, self.end + size)
-        self.stored.append(Stored(entry, stored, NO_DIGEST))
-        self.end += size
-        return stored
+    def _append(self, entry: Entry, name: str, dtype: str, shape: tuple[int, ...], size: int) -> int:
+        """Gives a tensor its place in the stored data."""
+        start, self.end = self.end, self.end + size
+        self.stored.append(Stored(entry, Entry(name, dtype, shape, start, self.end), NO_DIGEST))
+        return start
 
     def _header_room(self) -> int:
         """A length that the header can't exceed: every number, and either form of every entry, at its longest."""
         most = self.header.data_bytes
-        pairs = [(s.original, Entry(s.stored.name, s.stored.dtype, s.stored.shape, most, most)) for s in self.stored]
-        more = 0
-        for p in self.packs:
-            shape = matrix_shape(p.entry.shape, is_experts(p.entry))
-            as_packed = Entry(p.name, "U8", (*shape[:-1], 2 * shape[-1]), most, most)
-            as_is = Entry(p.entry.name, p.entry.dtype, p.entry.shape, most, most)
-            pairs.append((p.entry, max(as_packed, as_is, key=lambda e: len(header_text({}, [e])))))
-            if any(default_original(name) != p.entry.name for name in (p.name, p.entry.name)):
-                more += 2 * len(json.dumps([p.name, p.entry.name]).encode()) + len("unweight.names")
+        pairs, more = [], 0
+        for job in self.jobs:
+            for e in job.entries if isinstance(job, _Copy) else [job.entry]:
+                as_is = Entry(e.name, e.dtype, e.shape, most, most)
+                if isinstance(job, _Copy):
+                    pairs.append((e, as_is))
+                    continue
+                shape = matrix_shape(e.shape, is_experts(e))
+                as_packed = Entry(job.name, "U8", (*shape[:-1], 2 * shape[-1]), most, most)
+                pairs.append((e, max(as_packed, as_is, key=lambda e: len(header_text({}, [e])))))
+                if any(default_original(name) != e.name for name in (job.name, e.name)):
+                    more += 2 * len(json.dumps([job.name, e.name])) + len(NAMES_KEY)
         longest = build_header(self.header, self.layout, [Stored(o, e, NO_DIGEST) for o, e in pairs])
         return -(-(8 + len(longest) + more) // ALIGNMENT) * ALIGNMENT - 8
 
     def _work(self, job: _Copy | _Pack, threads: int) -> None:
-        if isinstance(job, _Copy):
-            self._copy(job)
+        if isinstance(job, _Copy):  # in _finish, when its place is known
             return
         self._advise(job.nbytes)
         with reading(self.source, self._in, job.nbytes, self._in_start + job.entry.start) as data:
@@ -198,32 +203,35 @@ class FilePacker:
 
     def _place(self, job: _Copy | _Pack) -> None:
         if isinstance(job, _Copy):
+            job.target = self.end
+            for e in job.entries:
+                self._append(e, e.name, e.dtype, e.shape, e.nbytes)
             return
         entry = job.entry
         self.digests[entry.name] = job.digest
         if job.packed is not None:
-            job.stored = self._append(entry, job.name, "U8", tuple(job.packed.shape), job.packed.numel())
+            job.target = self._append(entry, job.name, "U8", tuple(job.packed.shape), job.packed.numel())
             return
         if self.end % 2:
             self._even_out()
-        job.stored = self._append(entry, entry.name, entry.dtype, entry.shape, entry.nbytes)
+        job.target = self._append(entry, entry.name, entry.dtype, entry.shape, entry.nbytes)
 
     def _even_out(self) -> None:
         """BF16 must not start at an odd byte: the last matrix (N odd) gets one more byte a row, zeros at its end."""
         before = self.stored.pop()
         last = before.stored
-        rows, row_bytes = last.shape
+        rows, row_bytes = last.shape  # only such a matrix ends at an odd byte here
         self.end = last.start
         self._append(before.original, last.name, last.dtype, (rows, row_bytes + 1), rows * (row_bytes + 1))
 
     def _finish(self, job: _Copy | _Pack) -> None:
-        if isinstance(job, _Pack):
-            assert job.stored is not None
-            if job.packed is None:
-                self._copy_large(job.entry, job.stored.start)
-            else:
-                write_all(self._out, bytes_of(job.packed), self._out_start + job.stored.start)
-                job.packed = None
+        if isinstance(job, _Copy):
+            self._copy(job)
+        elif job.packed is None:
+            self._copy_large(job.entry, job.target)
+        else:
+            write_all(self._out, bytes_of(job.packed), self._out_start + job.target)
+            job.packed = None
         self.progress.add(job.nbytes)
 
     def _advise(self, size: int) -> None:

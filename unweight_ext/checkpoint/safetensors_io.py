@@ -119,10 +119,14 @@ def _parse_entry(path: Path | str, name: str, value: Any) -> Entry:
     return Entry(name, dtype, tuple(shape), start, end)
 
 
+def _no_header(text: bytes) -> str:
+    return f"not a safetensors file: the header starts with {text[:16]!r}, expected '{{'"
+
+
 def parse_header(path: Path | str, text: bytes) -> Header:
     """Checks the header's text as the safetensors library does. `path` is for messages."""
     if not text.startswith(b"{"):
-        raise CheckpointError(at(path, f"not a safetensors file: the header starts with {text[:16]!r}, expected '{{'"))
+        raise CheckpointError(at(path, _no_header(text)))
     try:
         content = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
@@ -150,6 +154,8 @@ def read_header(path: Path, fd: int) -> Header:
         raise CheckpointError(at(path, "a Git LFS pointer, not the file itself; `git lfs pull` fetches it"))
     if size < 8:
         raise CheckpointError(at(path, f"{size} bytes, expected a safetensors file of at least 8"))
+    if prefix[8:9] not in (b"{", b""):
+        raise CheckpointError(at(path, _no_header(prefix[8:])))
     (length,) = struct.unpack("<Q", prefix[:8])
     if length > MAX_HEADER:
         raise CheckpointError(
