@@ -189,9 +189,13 @@ bool Packer::State::encode(Layout layout, const Parallel& parallel) {
   });
   if (!fits) return false;
   if (layout != Layout::kNibble) return true;
-  uint64_t patches = 0;
-  for (const Block& b : blocks) patches += b.patches;
-  return patches * 128 <= static_cast<uint64_t>(source.matrices * source.out_features * source.in_features);
+  const size_t per_matrix = blocks.size() / source.matrices;
+  for (size_t first = 0; first < blocks.size(); first += per_matrix) {
+    uint64_t patches = 0;
+    for (size_t b = first; b < first + per_matrix; b++) patches += blocks[b].patches;
+    if (patches * 128 > static_cast<uint64_t>(source.out_features * source.in_features)) return false;
+  }
+  return true;
 }
 
 void Packer::State::make_headers(Layout layout, const std::vector<int64_t>& shape) {

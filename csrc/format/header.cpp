@@ -151,7 +151,19 @@ void check_header(const Packed& p, size_t size) {
   const uint64_t stored = h.header_checksum;
   const uint64_t sum = checksum(p.bytes, h.data_offset) - 5 * (stored & 0xFFFFFFFF) - 6 * (stored >> 32);
   if (sum != stored) fail("packed: the header's checksum is ", sum, ", expected ", stored, ": the bytes are damaged");
+  uint64_t code_end = kHeaderBytes;
+  if (h.longest_code) {
+    const Code code = read_code(p.bytes + kHeaderBytes, h.index_offset - kHeaderBytes, h.longest_code);
+    code_end += code.bytes();
+    // A kernel keeps its table while the id stays the same.
+    if (code.id() != h.code_id)
+      fail("packed: header field code id is ", h.code_id, ", expected ", code.id(), ", that of the code table");
+  } else {
+    check_field("code id", h.code_id, 0u);
+  }
   for (uint64_t unit = 0; unit < h.units(); unit++) unit_range(p, unit);
+  check_zero(p.bytes, code_end, h.index_offset, "padding after the code table");
+  check_zero(p.bytes, h.index_offset + 4 * (h.units() + 1), h.checksums_offset, "padding after the index");
   check_zero(p.bytes, h.checksums_offset + 8 * h.blocks(), h.data_offset, "padding before the data");
   check_zero(p.bytes, h.used_bytes, size, "padding after the data");
 }
