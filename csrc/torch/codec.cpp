@@ -61,8 +61,12 @@ Tensor transcode_cpu(const Tensor& packed_w, int64_t layout, int64_t threads) {
   const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
   if (packed.matrices == 0) fail("packed_w: no matrices, expected at least one");
   const Header first = packed.open(0, "in_features", -1).header;
-  for (int64_t m = 1; m < packed.matrices; m++)
-    packed.open(m, "packed_w: in_features of its first matrix", static_cast<int64_t>(first.in_features));
+  for (int64_t m = 1; m < packed.matrices; m++) {
+    const uint64_t in_features = packed.open(m, "in_features", -1).header.in_features;
+    if (in_features != first.in_features)
+      fail("packed_w: matrix ", m, " has in_features ", in_features, ", expected ", first.in_features,
+           " as matrix 0 has");
+  }
   const std::vector<int64_t> shape(first.shape, first.shape + first.rank);
   const auto source = packed_weights(packed.bytes, packed.matrix_bytes(), packed.matrices);
   return pack_rows(*source, layout, shape, packed.stacked, threads, packed_w);
