@@ -1,7 +1,4 @@
-"""Compiles one CUDA file for Hopper and fails on what ptxas only remarks: spills, local memory, repaired wgmma.
-
-    check_cubin.py --nvcc NVCC SOURCE OUTPUT [--depfile FILE]
-"""
+"""Compiles one CUDA file for Hopper and fails on what ptxas only remarks: spills, local memory, repaired wgmma."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def compile_checked(nvcc: str, source: str, output: str, depfile: str | None = N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nvcc", required=True)
     parser.add_argument("--depfile")
     parser.add_argument("source")
