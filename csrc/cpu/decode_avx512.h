@@ -38,6 +38,10 @@ UNWEIGHT_INLINE __m512i splat(uint32_t bits) { return _mm512_set1_epi32(static_c
 UNWEIGHT_INLINE __m512i select_bits(__m512i mask, __m512i ones, __m512i zeros) {
   return _mm512_ternarylogic_epi32(mask, ones, zeros, 0xCA);
 }
+// `ones` where the mask is set, else `zeros`, whose register takes the result.
+UNWEIGHT_INLINE __m512i merge_bits(__m512i zeros, __m512i ones, __m512i mask) {
+  return _mm512_ternarylogic_epi32(zeros, ones, mask, 0xD8);
+}
 UNWEIGHT_INLINE __m512i and_or(__m512i a, __m512i mask, __m512i c) {
   return _mm512_ternarylogic_epi32(a, mask, c, 0xEA);
 }
@@ -69,15 +73,16 @@ UNWEIGHT_INLINE void store_registers(uint8_t* tile, int kstep, int half, const _
 struct Stage {
   const uint8_t* bytes;
   uint64_t size;
+  bool prefetch;
 };
 
 // The stream is read linearly, and the hardware's prefetchers alone leave a third of the bandwidth unused. Each warp
 // and pair of k-steps asks for its 16th of the stage that is two stages ahead.
 UNWEIGHT_INLINE void prefetch_ahead(const Stage& stage, int warp, int step) {
-  const uint64_t share = stage.size / 16;
+  const uint64_t share = stage.prefetch ? stage.size / 16 : 0;
   // An address, not a pointer: it may be behind the tensor, where a prefetch does nothing.
-  const uintptr_t from = reinterpret_cast<uintptr_t>(stage.bytes) + 2 * stage.size + (4 * warp + step) * share;
-  for (uint64_t i = 0; i < share; i += 64) _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T0);
+  const uintptr_t from = reinterpret_cast<uintptr_t>(stage.bytes) + 3 * stage.size / 2 + (4 * warp + step) * share;
+  for (uint64_t i = 0; i < share; i += 64) _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T1);
 }
 
 UNWEIGHT_INLINE void decode_raw_warp(const Stage& stage, int warp, uint8_t* tile) {
@@ -136,103 +141,126 @@ UNWEIGHT_INLINE void start_streams(Streams& streams, const uint8_t*& words) {
   words += 512;
 }
 
-struct CodeTables {
-  __m512i length[4], first[4], second[4];
+// 256 entries in memory: they are operands of the look-ups, which would otherwise need copies of them in registers.
+UNWEIGHT_INLINE __m512i look_up(const uint8_t* table, __m512i index, __mmask64 upper_half) {
+  asm("" : "+r"(table));  // or the compiler does keep them in registers
+  return _mm512_mask_blend_epi8(upper_half,
+                                _mm512_permutex2var_epi8(load_vector(table), index, load_vector(table + 64)),
+                                _mm512_permutex2var_epi8(load_vector(table + 128), index, load_vector(table + 192)));
+}
+
+// What decoding a warp needs besides the tables.
+struct WarpWork {
+  Streams streams;
+  const uint8_t *plane, *words;
+  uint8_t* tile;
 };
 
-UNWEIGHT_INLINE __m512i look_up(const __m512i (&table)[4], __m512i index, __mmask64 upper_half) {
-  return _mm512_mask_blend_epi8(upper_half, _mm512_permutex2var_epi8(table[0], index, table[1]),
-                                _mm512_permutex2var_epi8(table[2], index, table[3]));
+// The 4 x 16 streams of a warp go through the tables together: byte j of a 32-bit lane is stream j's.
+struct Lookup {
+  __m512i index;
+  __mmask64 upper_half;
+};
+
+// `code`: where the next code's eight bits are in each window, from the bottom of its 64-bit lane.
+UNWEIGHT_INLINE Lookup next_codes(const MatrixView& matrix, const __m512i (&window)[4], __m512i& code) {
+  const __m512i even_bytes = splat(0x00FF00FF), lower_half = splat(0x0000FFFF);
+  const __m512i low = merge_bits(_mm512_multishift_epi64_epi8(code, window[1]),
+                                 _mm512_multishift_epi64_epi8(code, window[0]), even_bytes);
+  const __m512i high = merge_bits(_mm512_multishift_epi64_epi8(code, window[3]),
+                                  _mm512_multishift_epi64_epi8(code, window[2]), even_bytes);
+  Lookup lookup;
+  lookup.index = merge_bits(high, low, lower_half);
+  lookup.upper_half = _mm512_movepi8_mask(lookup.index);
+  code = _mm512_sub_epi8(code, look_up(matrix.code_length, lookup.index, lookup.upper_half));
+  return lookup;
 }
 
-// Byte j of `four`'s lanes into the exponent bits of a register.
-UNWEIGHT_INLINE __m512i exponent_bits(__m512i first, __m512i second, int j) {
-  const __m512i second_bits = splat(0x7F800000u);
-  switch (j) {
-    case 0: return select_bits(second_bits, _mm512_rol_epi32(second, 23), _mm512_rol_epi32(first, 7));
-    case 1: return select_bits(second_bits, _mm512_rol_epi32(second, 15), _mm512_rol_epi32(first, 31));
-    case 2: return select_bits(second_bits, _mm512_rol_epi32(second, 7), _mm512_rol_epi32(first, 23));
-    default: return select_bits(second_bits, _mm512_rol_epi32(second, 31), _mm512_rol_epi32(first, 15));
-  }
-}
-
-// The 4 x 16 streams go through the tables together: byte j of a 32-bit lane is stream j's.
-UNWEIGHT_INLINE void decode_huffman_warp(const MatrixView& matrix, const Stage& stage, int warp, Streams& state,
-                                         const uint8_t* words, uint8_t* tile) {
-  CodeTables tables;
-  for (int i = 0; i < 4; i++) {
-    tables.length[i] = load_vector(matrix.code_length + 64 * i);
-    tables.first[i] = load_vector(matrix.first_exponent + 64 * i);
-    tables.second[i] = load_vector(matrix.second_exponent + 64 * i);
-  }
-  Streams streams = state;
-  const __m512i even_bits = splat(kEvenBits);
-  // A window's top byte into all four bytes of its lane; a write mask then takes the one byte.
-  const __m512i top_byte =
-      _mm512_broadcast_i32x4(_mm_setr_epi8(3, 3, 3, 3, 7, 7, 7, 7, 11, 11, 11, 11, 15, 15, 15, 15));
-  const uint8_t* plane = stage.bytes + kStageHeaderBytes + warp * kWarpPlaneBytes;
-  for (int step = 0; step < kKSteps / 2; step++, plane += 512) {
-    prefetch_ahead(stage, warp, step);
-    __m512i s[2][4];
-    transpose_words(plane, s[0]);
-    transpose_words(plane + 256, s[1]);
-    const __m512i before = streams.position;
-    __m512i window[4];
-    for (int j = 0; j < 4; j++)
-      window[j] = _mm512_shldv_epi32(streams.word[j], streams.next[j], _mm512_srli_epi32(before, 8 * j));
+// Register i of the two k-steps and two halves of 16 lanes that the codes are for.
+UNWEIGHT_INLINE void store_weights(const MatrixView& matrix, const Lookup& lookup, const __m512i (&signs)[2][4], int i,
+                                   uint8_t* tile) {
+  constexpr __mmask32 kUpperHalves = 0xAAAAAAAA;
+  const __m512i first = look_up(matrix.first_exponent, lookup.index, lookup.upper_half);
+  const __m512i second = look_up(matrix.second_exponent, lookup.index, lookup.upper_half);
+  // Only the exponent bits count: what is left of neighbours in the other bits gives way to signs and mantissas.
+  const __m512i crossed = _mm512_shrdi_epi32(first, second, 16);  // first of streams 2, 3; second of streams 0, 1
+  const __m512i low = _mm512_mask_blend_epi16(kUpperHalves, first, crossed);
+  const __m512i high = _mm512_mask_blend_epi16(kUpperHalves, crossed, second);
+  const __m512i exponents[4] = {_mm512_slli_epi16(low, 7), _mm512_srli_epi16(low, 1), _mm512_slli_epi16(high, 7),
+                                _mm512_srli_epi16(high, 1)};
 #pragma GCC unroll 4
-    for (int i = 0; i < kRegisters; i++) {
-      __m512i index = window[3];
-      index = _mm512_mask_shuffle_epi8(index, 0x4444444444444444, window[2], top_byte);
-      index = _mm512_mask_shuffle_epi8(index, 0x2222222222222222, window[1], top_byte);
-      index = _mm512_mask_shuffle_epi8(index, 0x1111111111111111, window[0], top_byte);
-      const __mmask64 upper_half = _mm512_movepi8_mask(index);
-      const __m512i length = look_up(tables.length, index, upper_half);
-      const __m512i first = look_up(tables.first, index, upper_half);
-      const __m512i second = look_up(tables.second, index, upper_half);
-      streams.position = _mm512_add_epi8(streams.position, length);
-      if (i < 3)  // the shift looks at five bits of its count only; what it rotates in is never reached
-        for (int j = 0; j < 4; j++)
-          window[j] = _mm512_shldv_epi32(window[j], window[j], _mm512_srli_epi32(length, 8 * j));
+  for (int j = 0; j < 4; j++) {
+    const int k = j >> 1, half = j & 1;
+    const __m512i s = signs[half][2 * k + (i >> 1)];
+    _mm512_store_si512(tile + tile_offset(k, 16 * half, i),
+                       merge_bits(exponents[j], i & 1 ? _mm512_rol_epi32(s, 8) : s, splat(kEvenBits)));
+  }
+}
+
+// A code's length decides where the next one is, which takes twice as long as the instructions for it occupy the
+// processor: so two warps take turns, and the next codes are looked up before the last ones are stored.
+UNWEIGHT_INLINE void decode_huffman_pair(const MatrixView& matrix, const Stage& stage, int first_warp,
+                                         WarpWork (&work)[2]) {
+  const __m512i first_code = _mm512_set1_epi64(0x3838383818181818);
+  for (int step = 0; step < kKSteps / 2; step++) {
+    __m512i window[2][4], code[2] = {first_code, first_code}, signs[2][2][4];
+    Lookup lookup[2];
+#pragma GCC unroll 2
+    for (int w = 0; w < 2; w++) {
+      const Streams& streams = work[w].streams;
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; j++)
+        window[w][j] = _mm512_shldv_epi32(streams.word[j], streams.next[j], _mm512_srli_epi32(streams.position, 8 * j));
+      lookup[w] = next_codes(matrix, window[w], code[w]);
+      transpose_words(work[w].plane + 512 * step, signs[w][0]);
+      transpose_words(work[w].plane + 512 * step + 256, signs[w][1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kRegisters; i++)
+#pragma GCC unroll 2
+      for (int w = 0; w < 2; w++) {
+        const Lookup last = lookup[w];
+        if (i < kRegisters - 1) lookup[w] = next_codes(matrix, window[w], code[w]);
+        store_weights(matrix, last, signs[w], i, work[w].tile + 2 * step * 2 * kUnitBytes);
+      }
+#pragma GCC unroll 2
+    for (int w = 0; w < 2; w++) {
+      prefetch_ahead(stage, first_warp + w, step);
+      Streams& streams = work[w].streams;
+      const __m512i before = streams.position;
+      streams.position = _mm512_add_epi8(before, _mm512_sub_epi8(first_code, code[w]));
+      const __m512i passed = _mm512_xor_si512(streams.position, before);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) {
-        const int k = j >> 1, half = j & 1;
-        const __m512i signs = s[half][2 * k + (i >> 1)];
-        const __m512i weights =
-            select_bits(even_bits, i & 1 ? _mm512_rol_epi32(signs, 8) : signs, exponent_bits(first, second, j));
-        _mm512_store_si512(tile + tile_offset(2 * step + k, 16 * half, i), weights);
+        const __mmask16 refill = _mm512_test_epi32_mask(passed, splat(32u << (8 * j)));
+        streams.word[j] = _mm512_mask_mov_epi32(streams.word[j], refill, streams.next[j]);
+        streams.next[j] = _mm512_mask_expand_epi32(streams.next[j], refill, load_vector(work[w].words));
+        work[w].words += 4 * __builtin_popcount(refill);
       }
     }
-    const __m512i passed = _mm512_xor_si512(streams.position, before);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-      const __mmask16 refill = _mm512_test_epi32_mask(passed, splat(32u << (8 * j)));
-      streams.word[j] = _mm512_mask_mov_epi32(streams.word[j], refill, streams.next[j]);
-      streams.next[j] = _mm512_mask_expand_epi32(streams.next[j], refill, load_vector(words));
-      words += 4 * __builtin_popcount(refill);
-    }
   }
-  state = streams;
 }
 
 UNWEIGHT_INLINE uint32_t unscaled_exponent(uint32_t exponent, uint32_t scale) {
   return exponent == 0 || exponent == 255 ? exponent : (exponent - scale) & 255;
 }
 
+// Signs and mantissas come from the S-plane again: reading them back from the tile would wait for its wide stores.
 // False if the patches and the k-steps that have some don't go together.
-UNWEIGHT_INLINE bool apply_patches(const uint8_t* patches, WarpHeader header, bool nibble, uint32_t scale,
-                                   uint8_t* tile) {
+UNWEIGHT_INLINE bool apply_patches(const uint8_t* patches, const uint8_t* plane, WarpHeader header, bool nibble,
+                                   uint32_t scale, uint8_t* tile) {
   uint32_t ksteps = header.patched_ksteps();
   for (uint32_t n = 0; n < header.patches(); n++) {
     if (ksteps == 0) return false;
-    const uint32_t patch = load_word(patches + 4 * n), place = patch_place(patch);
-    uint8_t* at = tile + tile_offset(__builtin_ctz(ksteps), place >> 2, place & 3);
+    const uint32_t patch = load_word(patches + 4 * n), lane = patch_place(patch) >> 2, reg = patch_place(patch) & 3;
+    const uint32_t kstep = __builtin_ctz(ksteps);
+    const uint32_t signs = load_word(plane + (kstep >> 1) * 512 + lane * 16 + (kstep & 1) * 8 + (reg >> 1) * 4);
     uint32_t exponents = patch & kExponentBits;
     if (nibble)
       exponents = unscaled_exponent(patch >> 7 & 255, scale) << 7 | unscaled_exponent(patch >> 23 & 255, scale) << 23;
-    const uint32_t patched = (load_word(at) & ~kExponentBits) | exponents;
-    std::memcpy(at, &patched, 4);
-    if (!(patch & kPatchContinues)) ksteps &= ksteps - 1;
+    const uint32_t weights = (rotate_left(signs, 8 * (reg & 1)) & ~kExponentBits) | exponents;
+    std::memcpy(tile + tile_offset(kstep, lane, reg), &weights, 4);
+    ksteps &= (ksteps - 1) | (0 - (patch >> 31));  // kPatchContinues; a branch here would be guessed wrong
   }
   return ksteps == 0;
 }
@@ -244,12 +272,13 @@ UNWEIGHT_INLINE void clear_rows(uint32_t rows, uint8_t* tile) {
   }
 }
 
-// Decodes the stages of one block in order, and of each stage any warps, each in every stage.
+// Decodes the stages of one block in order; of each stage any pairs of warps, each pair in every stage.
 struct BlockDecoder {
   const MatrixView& matrix;
   const uint64_t first_stage;
-  const uint32_t scale;  // what nibble exponents are above the true ones, modulo 256
-  bool started[kWarps];
+  const uint32_t scale;  // what nibble exponents are above the true ones, modulo 2^32
+  const bool prefetch;   // unless the caller does it while it uses the tiles
+  bool started[kWarps / 2];
   Streams streams[kWarps];
 };
 
@@ -260,49 +289,78 @@ UNWEIGHT_INLINE bool find_stage(const MatrixView& matrix, uint64_t stage, Stage&
   const uint64_t begin = matrix.data_offset + 16 * uint64_t{load_word(entry)};
   const uint64_t end = matrix.data_offset + 16 * uint64_t{load_word(entry + 4)};
   if (begin > end || end > matrix.used_bytes || end - begin < kHuffmanSections) return false;
-  found = {matrix.bytes + begin, end - begin};
+  found = {matrix.bytes + begin, end - begin, false};
   return true;
 }
 
-// Stage `s` of the block, 16 rows of one warp, to a tile (kTileBytes, 64-byte aligned).
-UNWEIGHT_INLINE Flaw decode_warp(BlockDecoder& decoder, uint64_t s, int warp, uint8_t* tile) {
+// Refills load a whole vector, so near the end of the tensor they would read behind it.
+constexpr uint64_t kWordsReach = 4 * kMaxWarpWords + kVectorBytes;
+
+// Stage `s` of the block, rows of warps first_warp (0 or 2) and the one after it, to tiles `tile_stride` bytes apart
+// (kTileBytes each, 64-byte aligned).
+UNWEIGHT_INLINE Damage decode_pair(BlockDecoder& decoder, uint64_t s, int first_warp, uint8_t* tiles,
+                                   uint64_t tile_stride) {
   const MatrixView& matrix = decoder.matrix;
+  const bool nibble = matrix.layout == Layout::kNibble;
+  const auto damage = [&](Flaw flaw, int warp) {
+    return Damage{flaw, static_cast<uint8_t>(warp), decoder.first_stage + s};
+  };
+  bool& started = decoder.started[first_warp / 2];
+  if (s % matrix.segment_stages == 0) started = false;
   Stage stage;
-  if (!find_stage(matrix, decoder.first_stage + s, stage)) return Flaw::kIndex;
-  if (s % matrix.segment_stages == 0) decoder.started[warp] = false;
-  const WarpHeader header{load_word(stage.bytes + 4 * warp)};
+  if (!find_stage(matrix, decoder.first_stage + s, stage)) return damage(Flaw::kIndex, 0);
+  stage.prefetch = decoder.prefetch;
   const bool raw = WarpHeader{load_word(stage.bytes)}.is_raw();
   if (raw || matrix.layout == Layout::kRaw) {
-    if (!raw || stage.size < kRawStageBytes) return Flaw::kRawStage;
-    decode_raw_warp(stage, warp, tile);
-    return Flaw::kNone;
+    if (!raw || stage.size < kRawStageBytes) return damage(Flaw::kRawStage, 0);
+    for (int w = 0; w < 2; w++) decode_raw_warp(stage, first_warp + w, tiles + w * tile_stride);
+    return damage(Flaw::kNone, 0);
   }
-  const bool nibble = matrix.layout == Layout::kNibble;
-  const uint64_t patches = header.section() + 4 * (nibble && header.has_zero_rows());
-  const uint64_t words = patches + 4 * header.patches();
-  if (header.section() < static_cast<uint32_t>(nibble ? kNibbleSections : kHuffmanSections) || words > stage.size)
-    return Flaw::kSection;
+
+  WarpHeader headers[2];
+  uint64_t patches[2], words[2];  // from the start of the stage
+  for (int w = 0; w < 2; w++) {
+    headers[w] = {load_word(stage.bytes + 4 * (first_warp + w))};
+    patches[w] = headers[w].section() + 4 * (nibble && headers[w].has_zero_rows());
+    words[w] = patches[w] + 4 * headers[w].patches();
+    if (headers[w].section() < static_cast<uint32_t>(nibble ? kNibbleSections : kHuffmanSections) ||
+        words[w] > stage.size)
+      return damage(Flaw::kSection, first_warp + w);
+  }
   if (nibble) {
-    decode_nibble_warp(stage, warp, decoder.scale, tile);
-    if (header.has_zero_rows()) clear_rows(load_word(stage.bytes + header.section()), tile);
-  } else {
-    const uint8_t* next = stage.bytes + words;
-    // Refills load a whole vector, so near the end of the tensor they would read behind it.
-    constexpr uint64_t kReach = 4 * kMaxWarpWords + kVectorBytes;
-    uint8_t copy[kReach];
-    const uint64_t available = matrix.bytes + matrix.size - next;
-    if (available < kReach) {
-      std::memset(copy, 0, kReach);
-      std::memcpy(copy, next, available);
-      next = copy;
+    for (int w = 0; w < 2; w++) {
+      decode_nibble_warp(stage, first_warp + w, decoder.scale, tiles + w * tile_stride);
+      if (headers[w].has_zero_rows())
+        clear_rows(load_word(stage.bytes + headers[w].section()), tiles + w * tile_stride);
     }
-    if (!decoder.started[warp]) start_streams(decoder.streams[warp], next);
-    decoder.started[warp] = true;
-    decode_huffman_warp(matrix, stage, warp, decoder.streams[warp], next, tile);
+  } else {
+    WarpWork work[2];
+    uint8_t copies[2][kWordsReach];
+    for (int w = 0; w < 2; w++) {
+      work[w].plane = stage.bytes + kStageHeaderBytes + (first_warp + w) * kWarpPlaneBytes;
+      work[w].words = stage.bytes + words[w];
+      work[w].tile = tiles + w * tile_stride;
+      const uint64_t available = matrix.bytes + matrix.size - work[w].words;
+      if (available < kWordsReach) {
+        std::memset(copies[w], 0, kWordsReach);
+        std::memcpy(copies[w], work[w].words, available);
+        work[w].words = copies[w];
+      }
+      if (started)
+        work[w].streams = decoder.streams[first_warp + w];
+      else
+        start_streams(work[w].streams, work[w].words);
+    }
+    started = true;
+    decode_huffman_pair(matrix, stage, first_warp, work);
+    for (int w = 0; w < 2; w++) decoder.streams[first_warp + w] = work[w].streams;
   }
-  if (header.patches() | header.patched_ksteps())
-    if (!apply_patches(stage.bytes + patches, header, nibble, decoder.scale, tile)) return Flaw::kPatches;
-  return Flaw::kNone;
+  for (int w = 0; w < 2; w++)
+    if (headers[w].patches() | headers[w].patched_ksteps())
+      if (!apply_patches(stage.bytes + patches[w], stage.bytes + kStageHeaderBytes + (first_warp + w) * kWarpPlaneBytes,
+                         headers[w], nibble, decoder.scale, tiles + w * tile_stride))
+        return damage(Flaw::kPatches, first_warp + w);
+  return damage(Flaw::kNone, 0);
 }
 
 // Four vectors of 4 rows x 8 columns <-> four rows x 32 columns: its own inverse.

@@ -17,7 +17,7 @@ struct MatrixView {
   Layout layout;
   uint8_t nibble_base;
   // Of the code that starts an 8-bit prefix (huffman): its length and the two exponents.
-  uint8_t code_length[256], first_exponent[256], second_exponent[256];
+  alignas(64) uint8_t code_length[256], first_exponent[256], second_exponent[256];
 };
 
 // Throws Error if the code table is damaged. Costs a microsecond: make one per matrix, not one per block.

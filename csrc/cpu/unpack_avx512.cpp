@@ -43,23 +43,27 @@ UNWEIGHT_INLINE Damage unpack_warps(const MatrixView& matrix, uint64_t block, in
   const uint64_t first_row = kBlockRows * block + kWarpRows * first_warp;
   const bool stream =
       around_caches && columns % kPieceColumns == 0 && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0;
-  BlockDecoder decoder{matrix, block * matrix.stages_per_block, nibble_scale(matrix), {}, {}};
-  alignas(kVectorBytes) uint8_t tile[kTileBytes];
+  BlockDecoder decoder{matrix, block * matrix.stages_per_block, nibble_scale(matrix), true, {}, {}};
+  alignas(kVectorBytes) uint8_t tiles[2 * kTileBytes];
   for (uint64_t s = 0; s < matrix.stages_per_block; s++)
-    for (int warp = first_warp; warp < last_warp; warp++) {
-      const uint64_t row = kWarpRows * (warp - first_warp);
-      if (first_row + row >= matrix.out_features) break;
-      const Flaw flaw = decode_warp(decoder, s, warp, tile);
-      if (flaw != Flaw::kNone) return {flaw, static_cast<uint8_t>(warp), decoder.first_stage + s};
-      const uint64_t row_count = matrix.out_features - first_row - row, column_count = columns - s * kStageColumns;
-      uint16_t* at = out + row * columns + s * kStageColumns;
-      if (row_count < kWarpRows || column_count < kStageColumns)
-        store_part_of_tile(tile, at, columns, row_count < kWarpRows ? row_count : kWarpRows,
-                           column_count < kStageColumns ? column_count : kStageColumns);
-      else if (stream)
-        store_whole_tile<true>(tile, at, columns);
-      else
-        store_whole_tile<false>(tile, at, columns);
+    for (int pair = first_warp & ~1; pair < last_warp; pair += 2) {
+      if (kBlockRows * block + kWarpRows * pair >= matrix.out_features) break;
+      const Damage damage = decode_pair(decoder, s, pair, tiles, kTileBytes);
+      if (damage.flaw != Flaw::kNone) return damage;
+      for (int warp = pair < first_warp ? first_warp : pair; warp < last_warp && warp < pair + 2; warp++) {
+        const uint64_t row = kWarpRows * (warp - first_warp);
+        if (first_row + row >= matrix.out_features) break;
+        const uint8_t* tile = tiles + (warp - pair) * kTileBytes;
+        const uint64_t row_count = matrix.out_features - first_row - row, column_count = columns - s * kStageColumns;
+        uint16_t* at = out + row * columns + s * kStageColumns;
+        if (row_count < kWarpRows || column_count < kStageColumns)
+          store_part_of_tile(tile, at, columns, row_count < kWarpRows ? row_count : kWarpRows,
+                             column_count < kStageColumns ? column_count : kStageColumns);
+        else if (stream)
+          store_whole_tile<true>(tile, at, columns);
+        else
+          store_whole_tile<false>(tile, at, columns);
+      }
     }
   if (stream) _mm_sfence();
   return {Flaw::kNone, 0, 0};
