@@ -16,23 +16,18 @@ def run(code: str, path: Path) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=path, timeout=120)
 
 
-def test_importing_is_cheap_and_registers_the_operators():
+def test_importing_registers_the_operators_and_little_else():
+    """What it costs in seconds: bench/import_time.py."""
     code = """
-import sys, time, torch
-before, start = set(sys.modules), time.process_time()
+import sys, torch
+before = set(sys.modules)
 import unweight_ext
-print(time.process_time() - start)
 assert torch.ops.unweight.linear.default
-print(*sorted(m for m in set(sys.modules) - before if not m.startswith("unweight_ext")))
+print(*sorted(set(sys.modules) - before))
 """
-    seconds = []
-    for _ in range(2):
-        result = run(code, PACKAGE.parent)
-        assert result.returncode == 0, result.stderr
-        took, modules = result.stdout.splitlines()
-        seconds.append(float(took))
-        assert not {"rich", "transformers", "safetensors", "hypothesis"} & set(modules.split())
-    assert min(seconds) < 0.2, seconds
+    result = run(code, PACKAGE.parent)
+    assert result.returncode == 0, result.stderr
+    assert set(result.stdout.split()) == {"unweight_ext", "unweight_ext._C", "unweight_ext.ops"}
 
 
 @pytest.fixture
