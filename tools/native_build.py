@@ -122,9 +122,11 @@ def isa_flags(cxx: list[str]) -> dict[str, list[str]]:
 
 def find_nvcc() -> Nvcc | None:
     """nvcc from the path, CUDA_HOME or a pip-installed toolkit: the first one that is new enough."""
-    places = [shutil.which("nvcc"), os.environ.get("CUDA_HOME", "") + "/bin/nvcc"]
+    places = [shutil.which("nvcc")]
+    if "CUDA_HOME" in os.environ:
+        places.append(os.path.join(os.environ["CUDA_HOME"], "bin", "nvcc"))
     for directory in site_directories():
-        places += [*sorted(directory.glob("nvidia/cu*/bin/nvcc"), reverse=True)]
+        places += sorted(directory.glob("nvidia/cu*/bin/nvcc"), reverse=True)
     for place in places:
         if place and Path(place).is_file():
             text = subprocess.run([place, "--version"], capture_output=True, text=True).stdout
