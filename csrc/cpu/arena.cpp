@@ -31,24 +31,32 @@ void advise_huge_pages(void* memory, size_t size) {
 Arena::Arena(size_t expected) : slab_bytes_(std::min(expected, kLargestSlab)) {}
 
 Arena::~Arena() {
-  for (const Slab& slab : slabs_) std::free(slab.memory);
+  for (void* memory : all_) std::free(memory);
 }
 
-uint8_t* Arena::take(size_t size) {
-  size = (size + 63) / 64 * 64;
+Arena::Slab Arena::borrow(size_t size) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (slabs_.empty() || slabs_.back().size - used_ < size) {
-    const size_t bytes = (std::max(size, slab_bytes_) + kHugePage - 1) / kHugePage * kHugePage;
-    const bool huge = slab_bytes_ >= 2 * kHugePage;
-    void* memory = huge ? std::aligned_alloc(kHugePage, bytes) : std::malloc(std::max(size, slab_bytes_));
-    if (!memory) throw std::bad_alloc();
-    if (huge) advise_huge_pages(memory, bytes);
-    slabs_.push_back({memory, huge ? bytes : std::max(size, slab_bytes_)});
-    used_ = 0;
+  for (Slab& slab : idle_) {
+    if (slab.size - slab.used < size) continue;
+    const Slab found = slab;
+    slab = idle_.back();
+    idle_.pop_back();
+    return found;
   }
-  uint8_t* piece = static_cast<uint8_t*>(slabs_.back().memory) + used_;
-  used_ += size;
-  return piece;
+  size_t bytes = std::max(size, slab_bytes_);
+  const bool huge = bytes >= 2 * kHugePage;
+  if (huge) bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  void* memory = huge ? std::aligned_alloc(kHugePage, bytes) : std::malloc(bytes);
+  if (!memory) throw std::bad_alloc();
+  all_.push_back(memory);
+  if (huge) advise_huge_pages(memory, bytes);
+  return {static_cast<uint8_t*>(memory), bytes, 0};
+}
+
+void Arena::give_back(Slab slab, size_t filled) {
+  slab.used = (slab.used + filled + 63) / 64 * 64;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (slab.used < slab.size) idle_.push_back(slab);
 }
 
 }  // namespace unweight

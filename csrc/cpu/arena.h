@@ -11,23 +11,30 @@ namespace unweight {
 // filling the page. No effect on small ranges.
 void advise_huge_pages(void* memory, size_t size);
 
-// Hands out pieces that live as long as it does. Threads may share it.
+// Hands out memory to be filled from the front, to one borrower at a time for each slab. What was filled stays until
+// the arena goes.
 class Arena {
  public:
   // `expected`: bytes in all, roughly.
   explicit Arena(size_t expected);
   ~Arena();
   Arena(const Arena&) = delete;
-  uint8_t* take(size_t size);
+
+  struct Slab {
+    uint8_t* memory;
+    size_t size, used;
+    uint8_t* end() const { return memory + used; }
+  };
+  // A slab with room for `size` bytes at its end().
+  Slab borrow(size_t size);
+  // `slab`, with `filled` bytes more in use.
+  void give_back(Slab slab, size_t filled);
 
  private:
-  struct Slab {
-    void* memory;
-    size_t size;
-  };
   std::mutex mutex_;
-  std::vector<Slab> slabs_;
-  size_t slab_bytes_, used_ = 0;
+  std::vector<Slab> idle_;
+  std::vector<void*> all_;
+  size_t slab_bytes_;
 };
 
 }  // namespace unweight

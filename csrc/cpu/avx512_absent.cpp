@@ -24,7 +24,7 @@ uint64_t look_up_round_avx512(const PairWindow&, const uint16_t*, uint8_t*, uint
 void encode_nibbles_avx512(int, const uint16_t*, int64_t, uint32_t*, uint32_t*, uint32_t (*)[kRegisters]) {
   std::abort();
 }
-void exponent_pairs_avx512(const uint16_t*, uint16_t*) { std::abort(); }
+void swizzled_pairs_avx512(const uint16_t*, int64_t, uint16_t*) { std::abort(); }
 void append_avx512(WordStreams&, int, int, const uint32_t*, const uint32_t*) { std::abort(); }
 
 }  // namespace unweight

@@ -3,12 +3,20 @@
 
 #include <algorithm>
 
+#include "../format/archive.h"
+
 namespace unweight {
+
+constexpr int64_t kCacheLineWeights = 32;
 
 StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_features, int64_t stage, Padding padding,
                      uint16_t padding_pair, uint16_t* edge) {
   const int64_t first = stage * kStageColumns;
   const int64_t columns = std::min<int64_t>(kStageColumns, in_features - first);
+  // No hardware follows 64 rows at a time: ask for the next stage while this one is encoded.
+  for (int64_t r = 0; r < row_count && first + kStageColumns < in_features; r++)
+    for (int64_t c = 0; c < kStageColumns; c += kCacheLineWeights)
+      __builtin_prefetch(rows + r * in_features + std::min(first + kStageColumns + c, in_features - 1));
   if (row_count == kBlockRows && columns == kStageColumns) return {rows + first, in_features};
 
   const bool pairs = padding == Padding::kPairs;
@@ -26,6 +34,15 @@ StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_feature
     for (; c < kStageColumns; c++) out[c] = pad[c & 1];
   }
   return {edge, kStageColumns};
+}
+
+size_t block_limit(const EncodePlan& plan, Layout layout, int64_t row_count) {
+  const size_t stages = (plan.in_features + kStageColumns - 1) / kStageColumns;
+  if (layout == Layout::kNibble) return stages * (kNibbleSections + 4 * kWarps * (1 + kMaxWarpPatches) + 16);
+  if (layout != Layout::kArchive) return stages * kRawStageBytes;
+  // Patches cost more than anything else.
+  const size_t weights = row_count * plan.in_features, pairs = weights / 2 + 1, rounds = pairs / kRoundPairs + 1;
+  return ArchiveChunk(weights, pairs, kArchiveStreams * (rounds + 2)).end;
 }
 
 PairWindow make_pair_window(const Code& code, const std::vector<uint32_t>& encode_table) {
@@ -65,7 +82,6 @@ void encode_raw_stage(const StageRows& rows, uint8_t* out) {
 
 void encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block) {
   const int64_t stages = (plan.in_features + kStageColumns - 1) / kStageColumns;
-  block.reserve(stages * kRawStageBytes);
   uint16_t edge[kBlockRows * kStageColumns];
   for (int64_t s = 0; s < stages; s++) {
     const size_t begin = block.size;

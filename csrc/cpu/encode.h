@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "../format/code.h"
+#include "../format/header.h"
 #include "../format/tile.h"
 #include "encode_avx512.h"
-#include "scratch.h"
 
 namespace unweight {
 
@@ -27,18 +27,13 @@ struct EncodePlan {
 // The 16 x 16 pairs of exponents that hold most of the code.
 PairWindow make_pair_window(const Code& code, const std::vector<uint32_t>& encode_table);
 
-// A block as it grows, in memory that the thread keeps for the next one.
+// A block as it grows.
 struct EncodedBlock {
-  uint8_t* bytes = nullptr;
+  uint8_t* bytes;  // room for block_limit()
   size_t size = 0;
   std::vector<uint32_t> unit_steps;  // size of each stage or chunk in 16-byte steps
   uint64_t patches = 0;
 
-  // Starts a block that may grow to `limit` bytes.
-  void reserve(size_t limit) {
-    thread_local Scratch scratch;
-    bytes = scratch.reserve(limit);
-  }
   uint8_t* end() { return bytes + size; }
   // Closes a unit that began at `begin`, zero-padded to 16 bytes.
   void close_unit(size_t begin) {
@@ -61,7 +56,9 @@ StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_feature
 
 void encode_raw_stage(const StageRows& rows, uint8_t* out);
 
-// Each starts `block` anew.
+// More than any block of so many rows can take.
+size_t block_limit(const EncodePlan& plan, Layout layout, int64_t row_count);
+
 void encode_raw_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block);
 void encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block);
 // False when the block can't be nibble (docs/FORMAT.md section 6).

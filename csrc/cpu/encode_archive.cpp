@@ -60,8 +60,6 @@ void encode_archive_chunk(const EncodePlan& plan, const uint16_t* weights, int64
   const int64_t pairs = (count + 1) / 2, rounds = (pairs + kRoundPairs - 1) / kRoundPairs;
   // A word a stream and round at most, and the two that each starts with.
   std::unique_ptr<uint32_t[]> words(new uint32_t[kArchiveStreams * (rounds + 2)]);
-  // Patches cost more than anything else: 6 bytes a pair.
-  block.reserve(kChunkHeaderBytes + count + 6 * pairs + 4 * kArchiveStreams * (rounds + 2) + 64);
   uint8_t* out = block.bytes;
 
   Chunk chunk{plan, weights, count, {}, {}, {}, {}};

@@ -226,11 +226,12 @@ void encode_nibbles_avx512(int base, const uint16_t* corner, int64_t stride, uin
     }
 }
 
-void exponent_pairs_avx512(const uint16_t* weights, uint16_t* pairs) {
-  for (int i = 0; i < 2; i++) {
-    const __m512i both = _mm512_srli_epi32(_mm512_loadu_si512(weights + 32 * i), 7);
+void swizzled_pairs_avx512(const uint16_t* weights, int64_t count, uint16_t* pairs) {
+  for (int64_t i = 0; i < count; i += 32, pairs += 16) {
+    const __m512i both = _mm512_srli_epi32(_mm512_loadu_si512(weights + i), 7);
     const __m512i pair = select(all(0xFF), both, _mm512_srli_epi32(both, 8));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs + 16 * i), _mm512_cvtepi32_epi16(pair));
+    const __m512i row = _mm512_and_si512(_mm512_srli_epi32(pair, 4), all(0xF0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs), _mm512_cvtepi32_epi16(_mm512_xor_si512(pair, row)));
   }
 }
 

@@ -25,8 +25,8 @@ void look_up_warp_avx512(const PairWindow& window, const uint16_t* corner, int64
 uint64_t look_up_round_avx512(const PairWindow& window, const uint16_t* weights, uint8_t* plane, uint32_t* code,
                               uint32_t* bits);
 
-// The pairs (e0 | e1 << 8) of 64 weights.
-void exponent_pairs_avx512(const uint16_t* weights, uint16_t* pairs);
+// The pairs (e0 | e1 << 8) of `count` weights, a multiple of 32, as `swizzle` in pair_counts.cpp permutes them.
+void swizzled_pairs_avx512(const uint16_t* weights, int64_t count, uint16_t* pairs);
 
 // Eight k-steps of a warp: S-plane and N-plane, and per k-step and register the lanes with an exponent outside the
 // window (its code is 0).

@@ -131,7 +131,6 @@ void write_stage(const Segment& segment, int s, const uint32_t (&kept)[kWarps], 
 
 void encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block) {
   const int64_t stages = (plan.in_features + kStageColumns - 1) / kStageColumns;
-  block.reserve(stages * kRawStageBytes);
   // Both are too large for a stack, and worth keeping for the thread's next block.
   thread_local std::unique_ptr<Segment> segment_memory{new Segment};
   thread_local std::unique_ptr<StageCodes> stage_memory{new StageCodes};

@@ -157,8 +157,6 @@ bool encode_stage(const EncodePlan& plan, const StageRows& rows, StageShape shap
 
 bool encode_nibble_block(const EncodePlan& plan, const uint16_t* rows, int64_t row_count, EncodedBlock& block) {
   const int64_t stages = (plan.in_features + kStageColumns - 1) / kStageColumns;
-  constexpr int64_t kMostBytes = kNibbleSections + 4 * kWarps * (1 + kMaxWarpPatches) + 16;
-  block.reserve(stages * kMostBytes);
   uint16_t edge[kBlockRows * kStageColumns];
   for (int64_t s = 0; s < stages; s++) {
     const size_t begin = block.size;

@@ -141,12 +141,6 @@ bool encode_block(const EncodePlan& plan, Layout layout, const uint16_t* rows, i
   return false;
 }
 
-Block keep(Arena& arena, EncodedBlock&& block) {
-  uint8_t* bytes = arena.take(block.size);
-  std::memcpy(bytes, block.bytes, block.size);
-  return {bytes, block.size, block.patches, fast_checksum(bytes, block.size), std::move(block.unit_steps)};
-}
-
 uint16_t finite_pair(uint16_t pair) { return (pair & 255) == 255 || pair >> 8 == 255 ? 0 : pair; }
 
 }  // namespace
@@ -180,11 +174,15 @@ bool Packer::State::encode(Layout layout, const Parallel& parallel) {
   for_each_span(source, spans, parallel, [&](int64_t i, const Span& s, const uint16_t* rows) {
     size_t b = first_block[i];
     for (int64_t r = 0; r < s.count && fits; r += unit_rows, b++) {
-      EncodedBlock block;
-      if (encode_block(plan, layout, rows + r * source.in_features, std::min(unit_rows, s.count - r), block))
-        blocks[b] = keep(*arena, std::move(block));
+      const int64_t n = std::min(unit_rows, s.count - r);
+      const Arena::Slab slab = arena->borrow(block_limit(plan, layout, n));
+      EncodedBlock block{slab.end()};
+      if (encode_block(plan, layout, rows + r * source.in_features, n, block))
+        blocks[b] = {block.bytes, block.size, block.patches, fast_checksum(block.bytes, block.size),
+                     std::move(block.unit_steps)};
       else
         fits = false;
+      arena->give_back(slab, block.size);
     }
   });
   if (!fits) return false;

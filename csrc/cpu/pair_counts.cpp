@@ -10,28 +10,39 @@
 namespace unweight {
 namespace {
 
-// Neighbours are often equal, and a counter just stored can't be loaded at once: two tables take turns.
+// Neighbours are often equal, and a counter just stored can't be loaded at once: two tables take turns. The pairs in
+// use are a few columns of a few rows, which would all compete for the same sets of the first-level cache: so each row
+// is permuted by its number, and the second table starts a few lines later.
 struct Tables {
-  uint32_t count[2][kPairs];
+  struct alignas(64) Table {
+    uint32_t count[kPairs];
+    uint32_t shift[5 * 16];
+  };
+  Table table[2];
 };
+inline uint32_t swizzle(uint32_t pair) { return pair ^ (pair >> 4 & 0xF0); }
+
+constexpr int64_t kBatch = 1024;
 
 void count_run(const uint16_t* weights, int64_t count, bool avx512, Tables& tables) {
+  uint32_t *even = tables.table[0].count, *odd = tables.table[1].count;
   int64_t i = 0;
   if (avx512) {
-    uint16_t pairs[32];
-    for (; i + 64 <= count; i += 64) {
-      exponent_pairs_avx512(weights + i, pairs);
-      for (int j = 0; j < 32; j += 2) {
-        tables.count[0][pairs[j]]++;
-        tables.count[1][pairs[j + 1]]++;
+    // Far more than are on their way at once: a pair is long stored when it is loaded again.
+    uint16_t pairs[kBatch / 2];
+    for (; i + kBatch <= count; i += kBatch) {
+      swizzled_pairs_avx512(weights + i, kBatch, pairs);
+      for (int64_t j = 0; j < kBatch / 2; j += 2) {
+        even[pairs[j]]++;
+        odd[pairs[j + 1]]++;
       }
     }
   }
   for (; i + 4 <= count; i += 4) {
-    tables.count[0][exponent_pair(load_pair(weights + i))]++;
-    tables.count[1][exponent_pair(load_pair(weights + i + 2))]++;
+    even[swizzle(exponent_pair(load_pair(weights + i)))]++;
+    odd[swizzle(exponent_pair(load_pair(weights + i + 2)))]++;
   }
-  if (i + 2 <= count) tables.count[0][exponent_pair(load_pair(weights + i))]++;
+  if (i + 2 <= count) even[swizzle(exponent_pair(load_pair(weights + i)))]++;
 }
 
 // The exponent that the encoder gives the missing half of a pair; for nibble one that is in no window.
@@ -45,11 +56,11 @@ void flush(Tables& tables, PairCounts& total) {
   static std::mutex merging;
   const std::lock_guard<std::mutex> lock(merging);
   for (int row = 0; row < 256; row++) {
-    uint32_t *a = tables.count[0] + 256 * row, *b = tables.count[1] + 256 * row, any = 0;
+    uint32_t *a = tables.table[0].count + 256 * row, *b = tables.table[1].count + 256 * row, any = 0;
     for (int i = 0; i < 256; i++) any |= a[i] | b[i];
     if (!any) continue;
     total.used[row] = true;
-    for (int i = 0; i < 256; i++) total.count[256 * row + i] += uint64_t{a[i]} + b[i];
+    for (int i = 0; i < 256; i++) total.count[swizzle(256 * row + i)] += uint64_t{a[i]} + b[i];
     std::fill_n(a, 256, 0);
     std::fill_n(b, 256, 0);
   }
@@ -70,7 +81,7 @@ void count_pairs(const uint16_t* weights, int64_t count, int64_t run, Layout lay
     count_run(weights, n, avx512, *tables);
     if (n % 2) {
       const uint32_t e = weights[n - 1] >> 7 & 255;
-      tables->count[0][e | half_exponent(e, layout) << 8]++;
+      tables->table[0].count[swizzle(e | half_exponent(e, layout) << 8)]++;
     }
     since_flush += n;
     if (since_flush < kFlushAfter) continue;
