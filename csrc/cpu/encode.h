@@ -29,7 +29,7 @@ PairWindow make_pair_window(const Code& code, const std::vector<uint32_t>& encod
 
 // A block as it grows.
 struct EncodedBlock {
-  uint8_t* bytes;  // room for block_limit()
+  uint8_t* bytes = nullptr;  // room for block_limit()
   size_t size = 0;
   std::vector<uint32_t> unit_steps;  // size of each stage or chunk in 16-byte steps
   uint64_t patches = 0;

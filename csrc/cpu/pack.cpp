@@ -176,7 +176,8 @@ bool Packer::State::encode(Layout layout, const Parallel& parallel) {
     for (int64_t r = 0; r < s.count && fits; r += unit_rows, b++) {
       const int64_t n = std::min(unit_rows, s.count - r);
       const Arena::Slab slab = arena->borrow(block_limit(plan, layout, n));
-      EncodedBlock block{slab.end()};
+      EncodedBlock block;
+      block.bytes = slab.end();
       if (encode_block(plan, layout, rows + r * source.in_features, n, block))
         blocks[b] = {block.bytes, block.size, block.patches, fast_checksum(block.bytes, block.size),
                      std::move(block.unit_steps)};
