@@ -14,7 +14,7 @@ from .files import copy_file
 from .manifest import NAME, FileRecord, Listing, Manifest, list_folder
 from .output import atomic_output, check_output
 from .pack_file import FilePacker, read_source_header
-from .pipeline import check_threads, memory_budget
+from .pipeline import check_threads
 from .progress import Progress, ProgressCallback
 from .resume import Journal
 from .safetensors_io import Header
@@ -131,7 +131,7 @@ class FolderCompressor:
         self.indexes = [index for index in indexes if index is not None]
         self.names = choose_names(self.headers)
         largest = max((e.nbytes for h in self.headers.values() for e in h.entries), default=0)
-        self.budget = memory_budget(largest)
+        self.largest = largest
         self.sizes = {name: (source / name).stat().st_size for name in self.listing.files}
         self.progress = Progress(callback, sum(self.sizes.values()))
         self.stored: dict[str, tuple[Stored, ...]] = {}  # by file that is packed
@@ -170,7 +170,7 @@ class FolderCompressor:
         if stored is None:
             path.unlink(missing_ok=True)
             packer = FilePacker(source, header, self.names[name], self.layout, self.progress)
-            stored = packer.run(path, threads=self.threads, budget=self.budget)
+            stored = packer.run(path, threads=self.threads, largest=self.largest)
             journal.add(name)
         else:
             summary.resumed += 1
@@ -304,7 +304,7 @@ def _compress_file(
     progress.start(source.name)
     packer = FilePacker(source, header, names, layout, progress)
     largest = max((e.nbytes for e in header.entries), default=0)
-    stored = packer.run(target, threads=threads, budget=memory_budget(largest))
+    stored = packer.run(target, threads=threads, largest=largest)
     progress.add(header.data_start)
     summary.count(header, stored)
     summary.files = 1

@@ -83,7 +83,7 @@ def matrix_shape(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
     return shape[0], columns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stored:
     """One tensor of a packed file beside what it was."""
 

@@ -10,7 +10,7 @@ from .errors import CheckpointError, DamagedError, at
 from .files import copy_file
 from .manifest import NAME, FileRecord, Manifest, list_folder, read_manifest
 from .output import atomic_output, check_output
-from .pipeline import check_threads, memory_budget
+from .pipeline import check_threads
 from .progress import Progress, ProgressCallback
 from .unpack_file import FileUnpacker, read_packed_header
 
@@ -83,8 +83,8 @@ def decompress_checkpoint(
         counter = Progress(progress, file.original.data_bytes)
         counter.start(source.name)
         with atomic_output(target, overwrite=overwrite) as temporary:
-            budget = memory_budget(largest_tensor({source.name: file}))
-            FileUnpacker(source, file, counter).write(temporary, threads=threads, budget=budget)
+            largest = largest_tensor({source.name: file})
+            FileUnpacker(source, file, counter).write(temporary, threads=threads, largest=largest)
         _count(summary, file)
         summary.bytes_in, summary.bytes_out = file.header.file_bytes, file.original.file_bytes
     summary.seconds = time.monotonic() - begin
@@ -105,7 +105,7 @@ def _folder(
     summary: DecompressSummary,
     callback: ProgressCallback | None,
 ) -> None:
-    budget = memory_budget(largest_tensor(packed))
+    largest = largest_tensor(packed)
     sizes = {n: packed[n].original.data_bytes if n in packed else r.size for n, r in manifest.files.items()}
     progress = Progress(callback, sum(sizes.values()))
     target.mkdir()
@@ -116,7 +116,7 @@ def _folder(
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         if name in packed:
             unpacker = FileUnpacker(source / name, packed[name], progress)
-            unpacker.write(target / name, threads=threads, budget=budget)
+            unpacker.write(target / name, threads=threads, largest=largest)
             _count(summary, packed[name])
         else:
             _restore(source / name, target / name, record, progress)

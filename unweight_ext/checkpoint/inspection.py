@@ -13,7 +13,8 @@ from .codec import UNPACK_COST, bytes_of, describe, is_packable, unpack_bytes, u
 from .container import Stored, is_packed, parse_packed
 from .errors import CheckpointError, at
 from .manifest import list_folder
-from .pipeline import Stage, check_threads, memory_budget, run_jobs
+from .memory import memory_budget
+from .pipeline import Stage, check_threads, run_jobs
 from .progress import Progress, ProgressCallback
 from .safetensors_io import Header, read_header, reading
 
@@ -161,10 +162,10 @@ def inspect_checkpoint(
     result = Inspection(str(path), any(f.packed for f in files))
     jobs = [list(f.jobs()) for f in files]
     counter = Progress(progress, sum(job.read for each in jobs for job in each))
-    budget = memory_budget(max((job.report.original_bytes for each in jobs for job in each), default=0))
+    largest = max((job.report.original_bytes for each in jobs for job in each), default=0)
     for file, each in zip(files, jobs, strict=True):
         counter.start(file.name)
-        _look(file, each, entropy, threads, budget, counter)
+        _look(file, each, entropy, threads, largest, counter)
         result.tensors += [job.report for job in each]
         result.original_bytes += file.original.file_bytes
         result.stored_bytes += file.header.file_bytes
@@ -173,7 +174,7 @@ def inspect_checkpoint(
     return result
 
 
-def _look(file: _File, jobs: list[_Job], entropy: bool, threads: int, budget: int, counter: Progress) -> None:
+def _look(file: _File, jobs: list[_Job], entropy: bool, threads: int, largest: int, counter: Progress) -> None:
     with open(file.path, "rb") as source, unpack_threads():
         fd = source.fileno()
         stage: Stage[_Job] = Stage(
@@ -181,7 +182,7 @@ def _look(file: _File, jobs: list[_Job], entropy: bool, threads: int, budget: in
             place=lambda job: None,
             finish=lambda job: counter.add(job.read),
         )
-        run_jobs(jobs, stage, threads=threads, budget=budget)
+        run_jobs(jobs, stage, threads=threads, budget=memory_budget(largest))
 
 
 def _totals(result: Inspection) -> None:

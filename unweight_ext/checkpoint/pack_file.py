@@ -25,6 +25,7 @@ from .container import (
     seal_header,
 )
 from .errors import CheckpointError, at
+from .memory import memory_budget
 from .pipeline import Stage, run_jobs
 from .progress import Progress
 from .safetensors_io import DTYPE_BITS, Entry, Header, advise_soon, header_text, read_header, reading, write_all
@@ -131,14 +132,14 @@ class FilePacker:
         self._ahead = 0
         self._advise_lock = threading.Lock()
 
-    def run(self, target: Path, *, threads: int, budget: int) -> tuple[Stored, ...]:
+    def run(self, target: Path, *, threads: int, largest: int) -> tuple[Stored, ...]:
         """Writes the packed file. Returns what it holds."""
         length = self._header_room()
         with open(self.source, "rb") as source, open(target, "xb") as out:
             self._in, self._out = source.fileno(), out.fileno()
             self._in_start, self._out_start = self.header.data_start, 8 + length
             stage: Stage[_Copy | _Pack] = Stage(self._work, self._place, self._finish)
-            run_jobs(self.jobs, stage, threads=threads, budget=budget)
+            run_jobs(self.jobs, stage, threads=threads, budget=memory_budget(largest))
             stored = [Stored(s.original, s.stored, self.digests[s.original.name]) for s in self.stored]
             text = seal_header(build_header(self.header, self.layout, stored), length)
             os.ftruncate(self._out, self._out_start + self.end)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from .errors import CheckpointError
+from .memory import JOB_SCRATCH, THREAD_SCRATCH, Resident
 
 
 class Job(Protocol):
@@ -28,8 +29,9 @@ class Job(Protocol):
 
 J = TypeVar("J", bound=Job)
 
-MARGIN = 64 << 20  # what may be held beside three times the largest tensor
-_SLACK = 24 << 20  # of it, for stacks, tables, lists of tensors and the allocator's rounding
+# Eight pack as fast as one file can be written: the system lets one thread write to it at a time.
+_MOST_THREADS = 16
+_LARGE = 8 << 20  # from here on, the last tensors of a file are worth all threads
 
 
 def usable_cores() -> int:
@@ -40,12 +42,7 @@ def check_threads(threads: int) -> int:
     """A number of threads: `threads`, or all cores for 0."""
     if threads < 0:
         raise CheckpointError(f"threads: {threads}, expected 0 (all cores) or more")
-    return threads or usable_cores()
-
-
-def memory_budget(largest: int) -> int:
-    """Bytes that jobs may hold together, for a largest tensor of `largest` bytes."""
-    return 3 * largest + MARGIN - _SLACK
+    return threads or min(usable_cores(), _MOST_THREADS)
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,16 @@ class Stage(Generic[J]):
 class _Run(Generic[J]):
     def __init__(self, jobs: Sequence[J], stage: Stage[J], threads: int, budget: int) -> None:
         self.jobs, self.stage, self.threads, self.budget = jobs, stage, threads, budget
+        # No more workers than can hold a job at once: each that ever worked keeps its scratch.
+        smallest = min(job.cost for job in jobs) + JOB_SCRATCH
+        self.workers = max(1, min(threads, len(jobs), budget // smallest))
+        if any(self._wants_all(job) for job in jobs):
+            idle = self.workers + threads - 4  # two of both are in JOB_SCRATCH
+            self.budget -= max(0, idle) * THREAD_SCRATCH
+        self.resident = Resident(budget)
         self.changed = threading.Condition()
-        self.held = 0
+        self.held = 0  # bytes
+        self.working = 0  # of them, by jobs that may not have used them yet
         self.started = 0  # jobs taken
         self.placed = 0
         self.done = 0
@@ -70,18 +75,22 @@ class _Run(Generic[J]):
         self.ready: list[J] = []  # placed, not finished
         self.error: BaseException | None = None
 
+    def _wants_all(self, job: J) -> bool:
+        """Whether memory holds so few tensors of this size at once that one thread each would leave cores idle."""
+        return self.threads > 1 and self.budget // (job.cost + JOB_SCRATCH) <= self.threads // 2
+
     def _fits(self) -> bool:
-        return self.held == 0 or self.held + self.jobs[self.started].cost <= self.budget
+        return self.held == 0 or self.held + self.jobs[self.started].cost + JOB_SCRATCH <= self.budget
 
     def _threads_for(self, job: J) -> int:
-        # One each, as long as enough others run beside it: not when memory holds only a few of this size at a time,
-        # nor when little is left to do.
-        by_memory = -(-self.threads * job.cost // max(1, self.budget))
-        by_rest = self.threads * job.nbytes // max(1, self.left)
-        return max(1, min(self.threads, max(by_memory, by_rest)))
+        last = job.nbytes >= _LARGE and job.nbytes * self.threads > self.left
+        return self.threads if last or self._wants_all(job) else 1
 
-    def _next(self) -> Callable[[], None] | None:
-        """What this thread does now; None at the end. Called with the lock held."""
+    def _next(self, first: bool) -> Callable[[], None] | None:
+        """What a worker does now; None at the end. Called with the lock held.
+
+        Only the first worker takes tensors that want more threads: each of them would get threads of its own.
+        """
         while True:
             if self.error is not None or self.done == len(self.jobs):
                 return None
@@ -89,17 +98,22 @@ class _Run(Generic[J]):
                 return partial(self._finish, self.ready.pop(0))
             if self.started < len(self.jobs) and self._fits():
                 job = self.jobs[self.started]
-                task = partial(self._work, self.started, job, self._threads_for(job))
-                self.started += 1
-                self.held += job.cost
-                self.left -= job.nbytes
-                return task
+                threads = self._threads_for(job)
+                if threads == 1 or first:
+                    self.working += job.cost + JOB_SCRATCH
+                    task = partial(self._work, self.started, job, threads, self.working)
+                    self.started += 1
+                    self.held += job.cost + JOB_SCRATCH
+                    self.left -= job.nbytes
+                    return task
             self.changed.wait()
 
-    def _work(self, index: int, job: J, threads: int) -> None:
+    def _work(self, index: int, job: J, threads: int, room: int) -> None:
+        self.resident.make_room(room)
         self.stage.work(job, threads)
         with self.changed:
-            self.held += job.kept - job.cost
+            self.working -= job.cost + JOB_SCRATCH
+            self.held += job.kept - job.cost - JOB_SCRATCH
             self.worked.add(index)
             while self.placed in self.worked:
                 self.worked.remove(self.placed)
@@ -116,11 +130,11 @@ class _Run(Generic[J]):
             self.done += 1
             self.changed.notify_all()
 
-    def _worker(self) -> None:
+    def _worker(self, first: bool) -> None:
         while True:
             try:
                 with self.changed:
-                    task = self._next()
+                    task = self._next(first)
                 if task is None:
                     return
                 task()
@@ -134,7 +148,7 @@ class _Run(Generic[J]):
             self.changed.notify_all()
 
     def run(self) -> None:
-        workers = [threading.Thread(target=self._worker, name=f"unweight-{i}") for i in range(self.threads)]
+        workers = [threading.Thread(target=self._worker, args=(i == 0,)) for i in range(self.workers)]
         try:
             for w in workers:
                 w.start()
@@ -147,6 +161,7 @@ class _Run(Generic[J]):
             for w in workers:
                 if w.ident is not None:
                     w.join()
+            self.resident.close()
         if self.error is not None:
             raise self.error
 

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from .container import Stored
 from .errors import CheckpointError, at
-from .pipeline import memory_budget, usable_cores
+from .pipeline import check_threads
 from .progress import Progress
 from .safetensors_io import Header
 from .unpack_file import FileUnpacker, read_packed_header
@@ -71,7 +71,7 @@ class Journal:
             return None
         largest = max((e.nbytes for e in header.entries), default=0)
         unpacker = FileUnpacker(path, file, Progress(None, 0))
-        if unpacker.check(None, threads=usable_cores(), budget=memory_budget(largest)):
+        if unpacker.check(None, threads=check_threads(0), largest=largest):
             return None
         return file.tensors
 

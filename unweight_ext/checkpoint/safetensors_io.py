@@ -34,7 +34,7 @@ _MAX_IO = 1 << 30  # Linux moves at most 2 GiB a call
 _LFS_POINTER = b"version https://git-lfs"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A tensor of a safetensors file. `start` and `end` count from the start of the data."""
 

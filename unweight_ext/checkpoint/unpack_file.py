@@ -12,6 +12,7 @@ from torch import Tensor
 from .codec import UNPACK_COST, bytes_of, unpack_bytes, unpack_threads
 from .container import PackedFile, Stored, digest, is_packed, parse_packed
 from .errors import CheckpointError, DamagedError, at
+from .memory import memory_budget
 from .pipeline import Stage, run_jobs
 from .progress import Progress
 from .safetensors_io import Header, read_header, reading, write_all
@@ -55,17 +56,17 @@ class FileUnpacker:
         self._against: int | None = None
         self.problems: list[str] = []
 
-    def write(self, target: Path, *, threads: int, budget: int) -> None:
+    def write(self, target: Path, *, threads: int, largest: int) -> None:
         """Writes the original file. Raises DamagedError at the first tensor that isn't what it was."""
         with open(target, "xb") as out:
             self._out = out.fileno()
             os.ftruncate(self._out, self.file.original.file_bytes)
             write_all(self._out, self.file.original.prefix, 0)
-            self._run(self._raise, threads, budget)
+            self._run(self._raise, threads, largest)
             with open(self.path, "rb") as source:
                 os.fchmod(self._out, os.fstat(source.fileno()).st_mode & 0o777)
 
-    def check(self, against: Path | None, *, threads: int, budget: int) -> list[str]:
+    def check(self, against: Path | None, *, threads: int, largest: int) -> list[str]:
         """Decodes everything in memory. `against` is the original file, to compare with. Returns what is wrong."""
         with ExitStack() as stack:
             if against is not None:
@@ -73,7 +74,7 @@ class FileUnpacker:
                 if not self._same_header(against, read_header(against, original.fileno())):
                     return self.problems
                 self._against, self._against_path = original.fileno(), against
-            self._run(self.problems.append, threads, budget)
+            self._run(self.problems.append, threads, largest)
         return sorted(self.problems)
 
     @staticmethod
@@ -86,12 +87,13 @@ class FileUnpacker:
             return False
         return True
 
-    def _run(self, report: Callable[[str], None], threads: int, budget: int) -> None:
+    def _run(self, report: Callable[[str], None], threads: int, largest: int) -> None:
         with open(self.path, "rb") as source, unpack_threads():
             self._in, self._in_start = source.fileno(), self.file.header.data_start
             self._report = report
             stage: Stage[_Unpack] = Stage(self._work, lambda job: None, self._finish)
-            run_jobs(list(map(_Unpack, self.file.tensors)), stage, threads=threads, budget=budget)
+            jobs = [_Unpack(t) for t in self.file.tensors]
+            run_jobs(jobs, stage, threads=threads, budget=memory_budget(largest))
 
     def _work(self, job: _Unpack, threads: int) -> None:
         tensor = job.tensor

@@ -9,7 +9,7 @@ from .decompress import largest_tensor, open_folder
 from .errors import CheckpointError, DamagedError, at
 from .files import hash_file
 from .manifest import NAME, list_folder
-from .pipeline import check_threads, memory_budget
+from .pipeline import check_threads
 from .progress import Progress, ProgressCallback
 from .unpack_file import FileUnpacker, read_packed_header
 
@@ -73,7 +73,7 @@ def _file(
     progress = Progress(callback, file.original.data_bytes)
     progress.start(path.name)
     unpacker = FileUnpacker(path, file, progress)
-    summary.problems += unpacker.check(original, threads=threads, budget=memory_budget(largest_tensor({"": file})))
+    summary.problems += unpacker.check(original, threads=threads, largest=largest_tensor({"": file}))
     summary.files, summary.tensors, summary.bytes = 1, len(file.tensors), file.original.file_bytes
     summary.digests[path.name] = file.digest
 
@@ -82,7 +82,7 @@ def _folder(
     path: Path, original: Path | None, threads: int, summary: VerifySummary, callback: ProgressCallback | None
 ) -> None:
     manifest, packed = open_folder(path)
-    budget = memory_budget(largest_tensor(packed))
+    largest = largest_tensor(packed)
     sizes = {n: packed[n].original.data_bytes if n in packed else r.size for n, r in manifest.files.items()}
     progress = Progress(callback, sum(sizes.values()))
     problems = summary.problems
@@ -95,7 +95,7 @@ def _folder(
         if name in packed:
             try:
                 unpacker = FileUnpacker(path / name, packed[name], progress)
-                problems += unpacker.check(other, threads=threads, budget=budget)
+                problems += unpacker.check(other, threads=threads, largest=largest)
             except CheckpointError as error:  # the original isn't a safetensors file
                 problems.append(str(error))
             summary.tensors += len(packed[name].tensors)
