@@ -172,61 +172,109 @@ UNWEIGHT_INLINE int64_t stages_at_once(int64_t tokens) {
   return tokens <= 6 ? 1 : tokens <= 32 ? 2 : tokens <= 128 ? 4 : 8;
 }
 
+// A block and the tokens it is multiplied with.
 template <class T>
-UNWEIGHT_INLINE Damage multiply_block(const LinearJob& job, const LinearBlock& task, uint8_t* scratch) {
-  const MatrixView& matrix = *job.matrix;
-  const int64_t tokens = task.tokens, stages = matrix.stages_per_block, at_once = stages_at_once(tokens);
-  const int64_t rows = smaller(kBlockRows, matrix.out_features - kBlockRows * task.block);
-  const int warps = static_cast<int>((rows + kWarpRows - 1) / kWarpRows);
-  const int64_t whole_stages = matrix.in_features / kStageColumns;
-  const T* x = static_cast<const T*>(job.x) + task.first_token * job.x_stride;
-  const T* x_tail = static_cast<const T*>(job.x_tail) + task.first_token * kStageColumns;
+struct Product {
+  const MatrixView& matrix;
+  const LinearBlock& task;
+  const T *x, *x_tail;  // of the first token; x_tail: [tokens, kStageColumns]
+  int64_t x_stride, rows, warps;
+  float* sums;  // [warps, tokens, kSums]
+};
 
-  uint8_t* tiles = scratch;                                                         // [warps, at_once] tiles
-  float* sums = reinterpret_cast<float*>(scratch + kWarps * at_once * kTileBytes);  // [warps, tokens, kSums]
-  std::memset(sums, 0, sizeof(float) * kSums * tokens * warps);
-  BlockDecoder decoder{matrix, task.block * matrix.stages_per_block, nibble_scale(matrix), at_once == 1, {}, {}};
+// Adds stages s … s + count - 1 of some warps; a warp's tiles lie one behind the other.
+template <class T>
+UNWEIGHT_INLINE void multiply_tiles(const Product<T>& p, int64_t first_warp, int64_t last_warp, const uint8_t* tiles,
+                                    int64_t tile_stride, int64_t s, int64_t count, Ahead ahead) {
+  const int64_t tokens = p.task.tokens, whole = smaller(count, p.matrix.in_features / kStageColumns - s);
+  for (int64_t t = 0, n; t < tokens; t += n)
+    for (int64_t warp = first_warp; warp < last_warp; warp++) {
+      const uint8_t* warp_tiles = tiles + (warp - first_warp) * tile_stride;
+      float* sums = p.sums + (warp * tokens + t) * kSums;
+      n = multiply_tokens(tokens - t, warp_tiles, whole * kUnits, p.x + t * p.x_stride + s * kStageColumns, p.x_stride,
+                          sums, ahead);
+      if (whole < count)
+        multiply_tokens(tokens - t, warp_tiles + whole * kTileBytes, kUnits, p.x_tail + t * kStageColumns,
+                        kStageColumns, sums, ahead);
+    }
+}
 
+// Few tokens: two warps' tiles at a time, which never leave the first-level cache.
+template <class T>
+UNWEIGHT_INLINE Damage multiply_pairs(const Product<T>& p, uint8_t* tiles) {
+  BlockDecoder decoder{p.matrix, p.task.block * p.matrix.stages_per_block, true, {}, {}, {}, {}};
+  const int64_t pairs = (p.warps + 1) / 2, turns = pairs * p.matrix.stages_per_block;
+  for (int64_t turn = 0; turn <= turns; turn++) {
+    const int64_t s = turn / pairs, pair = turn % pairs;
+    const Damage damage = turn < turns
+                              ? decode_pair(decoder, s, 2 * pair, tiles + turn % 2 * 2 * kTileBytes, kTileBytes)
+                              : finish_patches(decoder);
+    if (damage.flaw != Flaw::kNone) return damage;
+    if (turn == 0) continue;
+    // Only now is the last turn's pair complete.
+    const int64_t last_warp = 2 * ((turn - 1) % pairs);
+    multiply_tiles(p, last_warp, smaller(last_warp + 2, p.warps), tiles + (turn - 1) % 2 * 2 * kTileBytes, kTileBytes,
+                   (turn - 1) / pairs, 1, Ahead{0, 0});
+  }
+  return {Flaw::kNone, 0, 0};
+}
+
+// More tokens, or rows that lie ready: some stages of all warps at a time.
+template <class T>
+UNWEIGHT_INLINE Damage multiply_stages(const Product<T>& p, uint8_t* tiles, int64_t at_once) {
+  const MatrixView& matrix = p.matrix;
+  const int64_t stages = matrix.stages_per_block, tile_stride = at_once * kTileBytes;
+  BlockDecoder decoder{matrix, p.task.block * matrix.stages_per_block, false, {}, {}, {}, {}};
   for (int64_t s = 0; s < stages; s += at_once) {
     const int64_t count = smaller(at_once, stages - s);
     for (int64_t i = 0; i < count; i++)
-      for (int warp = 0; warp < warps; warp += 2) {
+      for (int64_t warp = 0; warp < p.warps; warp += 2) {
         uint8_t* pair_tiles = tiles + (warp * at_once + i) * kTileBytes;
-        const uint64_t tile_stride = at_once * kTileBytes;
-        if (task.rows) {
-          tile_pair(task.rows, matrix.in_features, rows, kWarpRows * warp, (s + i) * kStageColumns, pair_tiles,
+        if (p.task.rows) {
+          tile_pair(p.task.rows, matrix.in_features, p.rows, kWarpRows * warp, (s + i) * kStageColumns, pair_tiles,
                     tile_stride);
           continue;
         }
         const Damage damage = decode_pair(decoder, s + i, warp, pair_tiles, tile_stride);
         if (damage.flaw != Flaw::kNone) return damage;
       }
-    Ahead ahead =
-        at_once == 1 || task.rows ? Ahead{0, 0} : stages_ahead(matrix, decoder.first_stage + s + count, count);
-    const int64_t whole = smaller(count, whole_stages - s);
-    for (int64_t t = 0, n; t < tokens; t += n)
-      for (int warp = 0; warp < warps; warp++) {
-        const uint8_t* warp_tiles = tiles + warp * at_once * kTileBytes;
-        float* token_sums = sums + (warp * tokens + t) * kSums;
-        n = multiply_tokens(tokens - t, warp_tiles, whole * kUnits, x + t * job.x_stride + s * kStageColumns,
-                            job.x_stride, token_sums, ahead);
-        if (whole < count)
-          multiply_tokens(tokens - t, warp_tiles + whole * kTileBytes, kUnits, x_tail + t * kStageColumns,
-                          kStageColumns, token_sums, ahead);
-      }
+    const Damage damage = finish_patches(decoder);
+    if (damage.flaw != Flaw::kNone) return damage;
+    const Ahead ahead = p.task.rows ? Ahead{0, 0} : stages_ahead(matrix, decoder.first_stage + s + count, count);
+    multiply_tiles(p, 0, p.warps, tiles, tile_stride, s, count, ahead);
   }
+  return {Flaw::kNone, 0, 0};
+}
 
-  for (int warp = 0; warp < warps; warp++) {
+template <class T>
+UNWEIGHT_INLINE Damage multiply_block(const LinearJob& job, const LinearBlock& task, uint8_t* scratch) {
+  const MatrixView& matrix = *job.matrix;
+  const int64_t tokens = task.tokens, at_once = stages_at_once(tokens);
+  const int64_t rows = smaller(kBlockRows, matrix.out_features - kBlockRows * task.block);
+  const Product<T> product = {matrix,
+                              task,
+                              static_cast<const T*>(job.x) + task.first_token * job.x_stride,
+                              static_cast<const T*>(job.x_tail) + task.first_token * kStageColumns,
+                              job.x_stride,
+                              rows,
+                              (rows + kWarpRows - 1) / kWarpRows,
+                              reinterpret_cast<float*>(scratch + kWarps * at_once * kTileBytes)};
+  std::memset(product.sums, 0, sizeof(float) * kSums * tokens * product.warps);
+  const Damage damage =
+      at_once == 1 && !task.rows ? multiply_pairs(product, scratch) : multiply_stages(product, scratch, at_once);
+  if (damage.flaw != Flaw::kNone) return damage;
+
+  for (int64_t warp = 0; warp < product.warps; warp++) {
     const int64_t row = kBlockRows * task.block + kWarpRows * warp, left = matrix.out_features - row;
     const __mmask16 mask = left >= kWarpRows ? 0xFFFF : (1u << left) - 1;
     const __m512 bias = job.bias ? load_bias(static_cast<const T*>(job.bias) + row, mask) : _mm512_setzero_ps();
     T* y = static_cast<T*>(job.y) + task.first_token * matrix.out_features + row;
     for (int64_t t = 0; t < tokens; t++) {
-      const __m512 sum = sum_rows(sums + (warp * tokens + t) * kSums);
+      const __m512 sum = sum_rows(product.sums + (warp * tokens + t) * kSums);
       store_rows(y + t * matrix.out_features, mask, job.bias ? _mm512_add_ps(sum, bias) : sum);
     }
   }
-  return {Flaw::kNone, 0, 0};
+  return damage;
 }
 
 }  // namespace

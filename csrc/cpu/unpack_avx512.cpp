@@ -36,51 +36,73 @@ UNWEIGHT_INLINE void store_part_of_tile(const uint8_t* tile, uint16_t* out, uint
     }
 }
 
-// Warps [first_warp, last_warp) of a block; `out` is where the first one's rows go.
-UNWEIGHT_INLINE Damage unpack_warps(const MatrixView& matrix, uint64_t block, int first_warp, int last_warp,
-                                    uint16_t* out, bool around_caches) {
-  const uint64_t columns = matrix.in_features;
-  const uint64_t first_row = kBlockRows * block + kWarpRows * first_warp;
-  const bool stream =
-      around_caches && columns % kPieceColumns == 0 && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0;
-  BlockDecoder decoder{matrix, block * matrix.stages_per_block, nibble_scale(matrix), true, {}, {}};
-  alignas(kVectorBytes) uint8_t tiles[2 * kTileBytes];
+// The rows of a block that are wanted, and where they go.
+struct Output {
+  const MatrixView& matrix;
+  uint64_t first_row, row_count;  // of the block
+  uint16_t* out;
+  bool stream;
+};
+
+UNWEIGHT_INLINE void store_pair(const Output& output, uint64_t stage, int first_warp, const uint8_t* tiles) {
+  const uint64_t columns = output.matrix.in_features, column_count = columns - stage * kStageColumns;
+  for (int w = 0; w < 2; w++) {
+    const uint64_t row = kWarpRows * (first_warp + w);
+    if (row < output.first_row || row >= output.first_row + output.row_count) continue;
+    const uint64_t row_count = output.first_row + output.row_count - row;
+    const uint8_t* tile = tiles + w * kTileBytes;
+    uint16_t* at = output.out + (row - output.first_row) * columns + stage * kStageColumns;
+    if (row_count < kWarpRows || column_count < kStageColumns)
+      store_part_of_tile(tile, at, columns, row_count < kWarpRows ? row_count : kWarpRows,
+                         column_count < kStageColumns ? column_count : kStageColumns);
+    else if (output.stream)
+      store_whole_tile<true>(tile, at, columns);
+    else
+      store_whole_tile<false>(tile, at, columns);
+  }
+}
+
+// Rows [first_row, last_row) of a block or what is left of them; first_row is a warp's first one.
+UNWEIGHT_INLINE Damage unpack_rows(const MatrixView& matrix, uint64_t block, uint64_t first_row, uint64_t last_row,
+                                   uint16_t* out, bool around_caches) {
+  const uint64_t rows = matrix.out_features - kBlockRows * block;
+  if (last_row > rows) last_row = rows;
+  const bool aligned = matrix.in_features % kPieceColumns == 0 && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0;
+  const Output output = {matrix, first_row, last_row - first_row, out, around_caches && aligned};
+  BlockDecoder decoder{matrix, block * matrix.stages_per_block, true, {}, {}, {}, {}};
+  // A pair is complete, and can be stored, when the next one has been decoded.
+  alignas(kVectorBytes) uint8_t tiles[2][2 * kTileBytes];
+  uint64_t last_stage = 0;
+  int last_pair = -1, turn = 0;
   for (uint64_t s = 0; s < matrix.stages_per_block; s++)
-    for (int pair = first_warp & ~1; pair < last_warp; pair += 2) {
-      if (kBlockRows * block + kWarpRows * pair >= matrix.out_features) break;
-      const Damage damage = decode_pair(decoder, s, pair, tiles, kTileBytes);
+    for (int pair = first_row / (2 * kWarpRows) * 2; pair < kWarps; pair += 2) {
+      if (pair * kWarpRows >= static_cast<int64_t>(last_row)) break;
+      const Damage damage = decode_pair(decoder, s, pair, tiles[turn], kTileBytes);
       if (damage.flaw != Flaw::kNone) return damage;
-      for (int warp = pair < first_warp ? first_warp : pair; warp < last_warp && warp < pair + 2; warp++) {
-        const uint64_t row = kWarpRows * (warp - first_warp);
-        if (first_row + row >= matrix.out_features) break;
-        const uint8_t* tile = tiles + (warp - pair) * kTileBytes;
-        const uint64_t row_count = matrix.out_features - first_row - row, column_count = columns - s * kStageColumns;
-        uint16_t* at = out + row * columns + s * kStageColumns;
-        if (row_count < kWarpRows || column_count < kStageColumns)
-          store_part_of_tile(tile, at, columns, row_count < kWarpRows ? row_count : kWarpRows,
-                             column_count < kStageColumns ? column_count : kStageColumns);
-        else if (stream)
-          store_whole_tile<true>(tile, at, columns);
-        else
-          store_whole_tile<false>(tile, at, columns);
-      }
+      if (last_pair >= 0) store_pair(output, last_stage, last_pair, tiles[!turn]);
+      last_stage = s;
+      last_pair = pair;
+      turn = !turn;
     }
-  if (stream) _mm_sfence();
-  return {Flaw::kNone, 0, 0};
+  const Damage damage = finish_patches(decoder);
+  if (damage.flaw != Flaw::kNone) return damage;
+  store_pair(output, last_stage, last_pair, tiles[!turn]);
+  if (output.stream) _mm_sfence();
+  return damage;
 }
 
 }  // namespace
 
 Damage unpack_block_avx512(const MatrixView& matrix, uint64_t block, uint16_t* out, bool around_caches) {
-  return unpack_warps(matrix, block, 0, kWarps, out, around_caches);
+  return unpack_rows(matrix, block, 0, kBlockRows, out, around_caches);
 }
 
 Damage unpack_block_avx512(const MatrixView& matrix, uint64_t block, uint16_t* out) {
-  return unpack_warps(matrix, block, 0, kWarps, out, true);
+  return unpack_rows(matrix, block, 0, kBlockRows, out, true);
 }
 
 Damage unpack_warp_avx512(const MatrixView& matrix, uint64_t block, int warp, uint16_t* out) {
-  return unpack_warps(matrix, block, warp, warp + 1, out, false);
+  return unpack_rows(matrix, block, kWarpRows * warp, kWarpRows * (warp + 1), out, false);
 }
 
 }  // namespace unweight
