@@ -1,6 +1,6 @@
 """What `import unweight_ext` adds to `import torch`: medians over fresh processes.
 
-    python bench/import_time.py [--json] [--runs N]
+python bench/import_time.py [--json] [--runs N]
 """
 
 from __future__ import annotations

@@ -12,7 +12,12 @@ import unweight_ext
 PACKAGE = Path(unweight_ext.__file__).parent
 
 
+# An editable install would supply from the real tree what is missing in a copy of it.
+ONLY_HERE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if '_EditableFinder' not in repr(f)]\n"
+
+
 def run(code: str, path: Path) -> subprocess.CompletedProcess:
+    code = ONLY_HERE + code
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=path, timeout=120)
 
 
