@@ -166,6 +166,22 @@ def test_signals_leave_nothing_behind(tmp_path, number):
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+def test_an_impatient_user(tmp_path):
+    """More signals while the first is dealt with."""
+    source = big_file(tmp_path / "model", 128)
+    command = [sys.executable, "-m", "unweight_ext", "compress", source.parent, tmp_path / "out", "--threads", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob(".out.tmp-*/model.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.001)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err == "unweight: error: interrupted\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_write_that_fails(tmp_path):
     """The limit of a file's size stands in for a full disk: the system refuses the write in the same place."""
     model = big_file(tmp_path / "model", 16).parent

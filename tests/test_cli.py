@@ -1,5 +1,6 @@
 """The command line: what scripts rely on (exit codes, JSON, one line of error) and what people see."""
 
+import errno
 import json
 import os
 import pty
@@ -220,6 +221,19 @@ def test_a_bar_on_terminals_only(tmp_path):
     assert terminal_output(["compress", str(source), str(tmp_path / "b.safetensors"), "-q"]) == ""
     done = shell("compress", source, tmp_path / "c.safetensors")
     assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_full_disk(capsys, monkeypatch, model, tmp_path, resume):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("unweight_ext.checkpoint.pack_file.write_all", full)
+    out = tmp_path / "out"
+    code, _, err = run(capsys, "compress", model, out, *["--resume"] * resume)
+    kept = "finished files are kept for --resume" if resume else "nothing was left behind"
+    assert (code, err) == (2, f"unweight: error: {out}: no space left on its disk; {kept}\n")
+    assert not out.exists() and (tmp_path / ".out.unfinished").exists() == resume
 
 
 def test_sizes_are_readable():

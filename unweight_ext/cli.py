@@ -6,7 +6,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -331,17 +334,41 @@ def _demo(args: argparse.Namespace) -> int:
     return run_demo(args)
 
 
-def _os_error(error: OSError) -> str:
+def _os_error(error: OSError, args: argparse.Namespace) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; nothing was left behind"
+        kept = "finished files are kept for --resume" if getattr(args, "resume", False) else "nothing was left behind"
+        return f"{getattr(args, 'target', tempfile.gettempdir())}: no space left on its disk; {kept}"
     if error.errno is None:
         return str(error)
     where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
     return f"{where}{error.strerror}"
 
 
-def _terminate(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is like Ctrl-C, and only the first of them counts: nothing may interrupt cleaning up and leaving."""
+
+    def interrupt(*_: object) -> NoReturn:
+        for number in old:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    def restore() -> None:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+    old: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            old[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        restore()
+        raise
+    restore()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -352,13 +379,10 @@ def main(argv: list[str] | None = None) -> int:
     except _Usage as error:
         return _failed(str(error), "--json" in argv, UNUSABLE)
     try:
-        signal.signal(signal.SIGTERM, _terminate)
-    except ValueError:  # not the main thread: whoever calls this handles signals
-        pass
-    try:
-        code = args.run(args)
-        sys.stdout.flush()
-        return code
+        with _interruptible():
+            code = args.run(args)
+            sys.stdout.flush()
+            return code
     except KeyboardInterrupt:
         kept = "; the same command goes on from here" if getattr(args, "resume", False) else ""
         return _failed(f"interrupted{kept}", args.json, INTERRUPTED)
@@ -366,7 +390,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except OSError as error:
-        return _failed(_os_error(error), args.json, UNUSABLE)
+        return _failed(_os_error(error, args), args.json, UNUSABLE)
     except MemoryError as error:
         return _failed(f"out of memory {error}".strip(), args.json, UNUSABLE)
     except ImportError as error:

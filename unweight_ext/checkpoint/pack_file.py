@@ -28,7 +28,7 @@ from .errors import CheckpointError, at
 from .memory import memory_budget
 from .pipeline import Stage, run_jobs
 from .progress import Progress
-from .safetensors_io import DTYPE_BITS, Entry, Header, advise_soon, header_text, read_header, reading, write_all
+from .safetensors_io import DTYPE_BITS, Entry, Header, advise_soon, read_header, reading, write_all
 
 _PIECE_BYTES = 8 << 20  # how much of what isn't packed is copied at once
 _BATCH_TENSORS = 256
@@ -165,7 +165,7 @@ class FilePacker:
                     continue
                 shape = matrix_shape(e.shape, is_experts(e))
                 as_packed = Entry(job.name, "U8", (*shape[:-1], 2 * shape[-1]), most, most)
-                pairs.append((e, max(as_packed, as_is, key=lambda e: len(header_text({}, [e])))))
+                pairs.append((e, max(as_packed, as_is, key=lambda e: len(e.name) + len(str(e.shape)) + len(e.dtype))))
                 if any(default_original(name) != e.name for name in (job.name, e.name)):
                     more += 2 * len(json.dumps([job.name, e.name])) + len(NAMES_KEY)
         longest = build_header(self.header, self.layout, [Stored(o, e, NO_DIGEST) for o, e in pairs])

@@ -1,10 +1,13 @@
 """Runs jobs on all cores in bounded memory: read, work, write, all overlapping."""
 
 import os
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from .errors import CheckpointError
@@ -31,6 +34,7 @@ J = TypeVar("J", bound=Job)
 
 # Eight pack as fast as one file can be written: the system lets one thread write to it at a time.
 _MOST_THREADS = 16
+_LOOK_UP = 0.1  # seconds after which a waiting worker sees an error
 _LARGE = 8 << 20  # from here on, the last tensors of a file are worth all threads
 
 
@@ -74,6 +78,8 @@ class _Run(Generic[J]):
         self.worked: set[int] = set()  # not placed
         self.ready: list[J] = []  # placed, not finished
         self.error: BaseException | None = None
+        self.ended: SimpleQueue[None] = SimpleQueue()  # one for each worker
+        self.waited = 0
 
     def _wants_all(self, job: J) -> bool:
         """Whether memory holds so few tensors of this size at once that one thread each would leave cores idle."""
@@ -106,7 +112,7 @@ class _Run(Generic[J]):
                     self.held += job.cost + JOB_SCRATCH
                     self.left -= job.nbytes
                     return task
-            self.changed.wait()
+            self.changed.wait(_LOOK_UP)
 
     def _work(self, index: int, job: J, threads: int, room: int) -> None:
         self.resident.make_room(room)
@@ -131,39 +137,53 @@ class _Run(Generic[J]):
             self.changed.notify_all()
 
     def _worker(self, first: bool) -> None:
-        while True:
-            try:
+        try:
+            while True:
                 with self.changed:
                     task = self._next(first)
                 if task is None:
-                    return
+                    break
                 task()
-            except BaseException as error:
-                self.stop(error)
-                return
-
-    def stop(self, error: BaseException) -> None:
-        with self.changed:
+                del task
+        except BaseException as error:
             self.error = self.error or error
-            self.changed.notify_all()
+            with self.changed:
+                self.changed.notify_all()
+        self.ended.put(None)
 
     def run(self) -> None:
-        workers = [threading.Thread(target=self._worker, args=(i == 0,)) for i in range(self.workers)]
+        # Ctrl-C reaches this thread, and may strike between any two steps of it. So it takes no lock that it could
+        # leave locked, and doesn't use Thread.join, which before Python 3.13 takes an interrupted thread for ended.
+        threads = [threading.Thread(target=self._worker, args=(i == 0,)) for i in range(self.workers)]
         try:
-            for w in workers:
-                w.start()
-            for w in workers:
-                w.join()
-        except BaseException as error:  # Ctrl-C reaches the main thread only
-            self.stop(error)
+            with _uninterrupted():
+                for t in threads:
+                    t.start()
+            self._wait(threads)
+        except BaseException as error:
+            self.error = error
+            with _uninterrupted():  # for as long as one tensor takes
+                self._wait(threads)
             raise
         finally:
-            for w in workers:
-                if w.ident is not None:
-                    w.join()
             self.resident.close()
         if self.error is not None:
             raise self.error
+
+    def _wait(self, threads: list[threading.Thread]) -> None:
+        while self.waited < sum(t.ident is not None for t in threads):
+            self.ended.get()
+            self.waited += 1
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals wait until the end, for this thread and those that it starts."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 def run_jobs(jobs: Sequence[J], stage: Stage[J], *, threads: int, budget: int) -> None:
