@@ -7,8 +7,8 @@
 
 #include "../cuda/decode/nibble.cuh"
 #include "../format/error.h"
+#include "plain_stages.h"
 #include "scratch.h"
-#include "tile_decoder.h"
 #include "unpack_avx512.h"
 
 namespace unweight {
@@ -33,10 +33,6 @@ struct RowPlace {
         first_register(row / 8) {}
 };
 
-uint32_t unscaled(uint32_t exponent, int base) {
-  return exponent == 0 || exponent == 255 ? exponent : (exponent + base - kNibbleScaledBase) & 255;
-}
-
 // A row of a stage, kStageColumns / 2 registers in the order of its columns.
 using StageRow = uint32_t[kStageColumns / 2];
 
@@ -51,19 +47,15 @@ void read_raw_row(const StageView& stage, const RowPlace& place, StageRow& row) 
 }
 
 // False if the patches and the header don't go together.
-bool read_nibble_row(const MatrixView& matrix, const StageView& stage, const RowPlace& place, WarpHeader header,
+bool read_nibble_row(const MatrixView& matrix, const StageView& stage, const RowPlace& place, const NibbleWarp& warp,
                      StageRow& row) {
+  if (warp.zero_rows >> place.row & 1) {
+    std::memset(row, 0, sizeof row);
+    return true;
+  }
   const uint8_t* plane = stage.bytes + kStageHeaderBytes + place.warp * kWarpPlaneBytes;
   const uint8_t* codes = stage.bytes + kHuffmanSections + place.warp * kWarpNibbleBytes;
-  const uint8_t* section = stage.bytes + header.section();
-  if (header.has_zero_rows()) {
-    if (load_word(section) >> place.row & 1) {
-      std::memset(row, 0, sizeof row);
-      return true;
-    }
-    section += 4;
-  }
-  const uint32_t scale = static_cast<uint32_t>(kNibbleScaledBase - matrix.nibble_base) & 255;
+  const uint32_t scale = nibble_scale(matrix);
   for (int k = 0; k < kKSteps; k++)
     for (int l = place.first_lane; l < place.first_lane + 4; l++) {
       const uint8_t* signs = plane + (k / 2 * kLanes + l) * 16 + k % 2 * 8;
@@ -75,15 +67,15 @@ bool read_nibble_row(const MatrixView& matrix, const StageView& stage, const Row
         row[pair_of(k, l, i)] = (registers[i] & ~kExponentBits) | first << 7 | second << 23;
       }
     }
-  uint32_t ksteps = header.patched_ksteps();
-  for (uint32_t n = 0; n < header.patches(); n++) {
+  uint32_t ksteps = warp.header.patched_ksteps();
+  for (uint32_t n = 0; n < warp.header.patches(); n++) {
     if (ksteps == 0) return false;
-    const uint32_t patch = load_word(section + 4 * n);
+    const uint32_t patch = load_word(warp.patches + 4 * n);
     const int lane = patch_place(patch) / kRegisters, reg = patch_place(patch) % kRegisters;
     if (lane / 4 == place.first_lane / 4 && reg % 2 == place.first_register) {
       uint32_t& weights = row[pair_of(__builtin_ctz(ksteps), lane, reg)];
-      weights = (weights & ~kExponentBits) | unscaled(patch >> 7 & 255, matrix.nibble_base) << 7 |
-                unscaled(patch >> 23 & 255, matrix.nibble_base) << 23;
+      weights = (weights & ~kExponentBits) | unscaled_exponent(patch >> 7 & 255, scale) << 7 |
+                unscaled_exponent(patch >> 23 & 255, scale) << 23;
     }
     if (!(patch & kPatchContinues)) ksteps &= ksteps - 1;
   }
@@ -104,11 +96,8 @@ void read_row(const MatrixView& matrix, int64_t id, uint16_t* out) {
       read_raw_row(stage, place, row);
     } else {
       check(matrix.layout == Layout::kNibble, Flaw::kRawStage);
-      const WarpHeader header{load_word(stage.bytes + 4 * place.warp)};
-      check(header.section() >= kNibbleSections &&
-                header.section() + 4 * (header.has_zero_rows() + header.patches()) <= stage.size,
-            Flaw::kSection);
-      check(read_nibble_row(matrix, stage, place, header, row), Flaw::kPatches);
+      const NibbleWarp warp = nibble_warp(matrix, stage, place.first_stage + s, place.warp);
+      check(read_nibble_row(matrix, stage, place, warp, row), Flaw::kPatches);
     }
     const uint64_t first = s * kStageColumns;
     std::memcpy(out + first, row, 2 * std::min<uint64_t>(kStageColumns, matrix.in_features - first));
