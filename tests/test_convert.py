@@ -201,7 +201,7 @@ def test_what_can_not_be_packed_is_left_alone_with_its_reason():
         "attention.out_proj": "torch.nn.MultiheadAttention reads its weight",
         "max_norm": "max_norm=1.0 changes",
         "shared": "shared with sharing.kernel",
-        "meta": "on device meta",
+        "meta": "on meta: this version's kernels run on the CPU",
         "replaced": "its forward was replaced",
         "more": "it holds more than weight and bias: mask",
         "ours": "already packed",
@@ -282,3 +282,17 @@ def test_packing_keeps_the_odd_weights_bits():
     u.compress_model(model)
     assert_same_bits(model[0].weight, weight("subnormals", 130, 260))
     assert_same_bits(model[1].weight, weight("zero rows", 130, 260))
+
+
+def test_weights_tied_by_memory_alone_stay_tied():
+    model = nn.ModuleDict({name: nn.Linear(128, 256, bias=False, dtype=torch.bfloat16) for name in "ab"})
+    model["b"].weight = nn.Parameter(model["a"].weight.data)
+    report = u.compress_model(model)
+    assert model["a"].weight_packed is model["b"].weight_packed
+    assert report.model_bytes_before == 2 * 128 * 256
+    assert [row.bytes_before for row in report.packed] == [2 * 128 * 256, 0]
+
+
+def test_modules_elsewhere_than_on_the_cpu_are_left_alone():
+    model = nn.Sequential(nn.Linear(128, 128, dtype=torch.bfloat16, device="meta"))
+    assert reasons(u.compress_model(model)) == {"0": "on meta: this version's kernels run on the CPU"}

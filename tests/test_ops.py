@@ -12,6 +12,7 @@ from samples import CONTENTS, LAYOUTS, SHAPES, assert_same_bits, weight
 from test_packed import changed, pack
 from torch.library import opcheck
 
+import unweight_ext as u
 from unweight_ext.packed import info, pad_row_bytes
 
 linear = torch.ops.unweight.linear
@@ -345,3 +346,38 @@ def test_linear_and_embedding_survive_any_bytes(layout, level, damage, head, m):
                 assert call().shape[0] == m
             except RuntimeError as error:
                 assert str(error).startswith(("packed", "x: ", "embedding_dim"))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_autocast_does_what_it_does_to_f_linear(exact):
+    w, x, bias = weight("trained", 70, 300), torch.randn(3, 300), torch.randn(70)
+    packed = u.pack(w)
+
+    def run(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.ops.unweight.linear(x, packed, bias, exact=exact)
+
+    y = run(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = F.linear(x, w, bias)
+    assert y.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(y, expected, atol=0.02, rtol=0.02)
+    assert not exact or torch.equal(y, expected)
+    assert torch.equal(torch.compile(run, fullgraph=True, backend="eager")(x), y)
+    x.requires_grad_()
+    run(x).float().sum().backward()
+    assert x.grad.dtype == torch.float32
+
+
+def test_cuda_tensors_get_a_message_of_ours_not_the_dispatcher_s():
+    for name in ("linear", "unpack", "embedding", "_pack", "_transcode", "_verify", "_describe"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"unweight::{name}", "CUDA")
+
+
+@pytest.mark.parametrize("m", [257, 513])
+def test_rows_do_not_depend_on_how_the_tokens_are_cut(m):
+    x = torch.randn(m, 300, dtype=torch.bfloat16)
+    packed = u.pack(weight("trained", 70, 300))
+    y = torch.ops.unweight.linear(x, packed)
+    for i in (0, 128, 255, 256, m - 1):
+        assert torch.equal(torch.ops.unweight.linear(x[i : i + 1], packed)[0], y[i])

@@ -323,3 +323,34 @@ def test_python_and_operators_say_the_same():
         u.verify(bad)
     with pytest.raises(RuntimeError, match=re.escape(str(python.value))):
         torch.ops.unweight._verify(bad)
+
+
+@pytest.mark.parametrize("layout", ["nibble", "archive"])
+def test_no_two_flipped_bits_cancel_in_the_checksum(layout):
+    """A sum of words weighted 1, 2, 3… would miss bit b + 1 of one word against bit b of the word of twice its weight."""
+    packed = u.pack(weight("trained", 64, 256), layout)
+    start = torch.ops.unweight._describe(packed).tolist()[9]  # where the data are
+    words = packed.view(-1)[start : start + 4096].view(torch.int32)
+    for t in (7, 100, 300):
+        damaged = packed.clone()
+        flips = damaged.view(-1)[start : start + 4096].view(torch.int32)
+        for bit in range(4, 20):
+            a, b = int(words[t]) >> (bit + 1) & 1, int(words[2 * t + 1]) >> bit & 1
+            if a == b:
+                continue
+            flips[t] ^= 1 << (bit + 1)
+            flips[2 * t + 1] ^= 1 << bit
+            break
+        with pytest.raises(ValueError, match="checksum"):
+            u.unpack(damaged)
+
+
+def test_least_bytes_is_a_bound():
+    for shape in ((1, 1), (65, 129), (300, 3), (128, 256)):
+        w = weight("trained", *shape)
+        for number, layout in enumerate(("raw", "huffman", "nibble", "archive")):
+            packed = u.pack(w, layout)
+            if u.info(packed).layout == layout:
+                assert torch.ops.unweight._least_bytes(number, *shape) <= u.info(packed).used_bytes
+    assert torch.ops.unweight._least_bytes(2, 2**30, 1) == 2**63 - 1  # more tiles than the index can count
+    assert torch.ops.unweight._least_bytes(3, 2**30, 1) < 2**31

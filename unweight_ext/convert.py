@@ -154,29 +154,36 @@ def _plan(model: nn.Module, skipped: Callable[[str, nn.Module], bool]) -> tuple[
 
     Only names: the plan must not keep weights alive.
     """
-    users: dict[int, list[str]] = defaultdict(list)  # of each parameter object
-    groups: dict[int, list[str]] = defaultdict(list)
+    users: dict[object, list[str]] = defaultdict(list)  # of each weight
+    groups: dict[object, list[str]] = defaultdict(list)
     reasons: dict[str, str] = {}
     for name, module in model.named_modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                users[id(parameter)].append(f"{name}.{key}")
+                users[_identity(parameter)].append(f"{name}.{key}")
         if isinstance(module, (nn.Linear, nn.Embedding)):
             reason = "skipped" if skipped(name, module) else _reason_to_leave(module)
             if reason:
                 reasons[name] = reason
             else:
-                groups[id(module.weight)].append(name)
+                groups[_identity(module.weight)].append(name)
         elif isinstance(module, (Linear, Embedding)):
             reasons[name] = "already packed"
     plan = []
-    for parameter, names in groups.items():
-        strangers = sorted(set(users[parameter]) - {f"{name}.weight" for name in names})
+    for weight, names in groups.items():
+        strangers = sorted(set(users[weight]) - {f"{name}.weight" for name in names})
         if strangers:
             reasons.update({name: f"shared with {', '.join(strangers)}, which stays as it is" for name in names})
         else:
             plan.append(names)
     return plan, reasons
+
+
+def _identity(weight: Tensor) -> object:
+    """Equal for one weight in several modules, be it one parameter or several on the same memory."""
+    if weight.device.type == "meta" or weight.numel() == 0:
+        return id(weight)
+    return weight.device, weight.data_ptr(), weight.shape, weight.stride()
 
 
 def _reason_to_leave(module: nn.Linear | nn.Embedding) -> str | None:
@@ -200,8 +207,8 @@ def _reason_to_leave(module: nn.Linear | nn.Embedding) -> str | None:
         return f"it holds more than weight and bias: {', '.join(sorted(others))}"
     if weight.dtype != torch.bfloat16:
         return f"{str(weight.dtype).removeprefix('torch.')}, only bfloat16 is packed"
-    if weight.device.type not in ("cpu", "cuda"):
-        return f"on device {weight.device}"
+    if weight.device.type != "cpu":
+        return f"on {weight.device}: this version's kernels run on the CPU"
     if weight.numel() == 0:
         return "no elements"
     return unsupported_embedding(module) if isinstance(module, nn.Embedding) else None
@@ -266,10 +273,8 @@ def _equalize(tensors: list[Tensor]) -> None:
 
 
 def _model_bytes(model: nn.Module) -> int:
-    tensors = {
-        id(t): t for module in model.modules() for t in (*module._parameters.values(), *module._buffers.values())
-    }
-    return sum(t.nbytes for t in tensors.values() if t is not None)
+    tensors = (t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
+    return sum({_identity(t): t.nbytes for t in tensors}.values())
 
 
 def _packed_row(name: str, module: Linear | Embedding, packed: Tensor, tied_to: str) -> ModuleReport:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import get_ctx, register_autograd, register_fake
+from torch.library import Library, get_ctx, register_autograd, register_fake
 
 try:
     from . import _C  # noqa: F401 (registers the operators)
@@ -108,6 +108,21 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 register_autograd("unweight::linear", _linear_backward, setup_context=_linear_setup)
+
+
+def _linear_autocast(
+    x: Tensor, packed_w: Tensor, bias: Tensor | None = None, *, layout: int = -1, exact: bool = False
+) -> Tensor:
+    # As F.linear under autocast; x and bias become BF16, whatever half precision is asked for: there is one only.
+    # (torch.library.register_autocast can't do it: it knows no keyword arguments.)
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        bias = bias if bias is None else bias.to(torch.bfloat16)
+        return linear(x.to(torch.bfloat16), packed_w, bias, layout=layout, exact=exact)
+
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_library = Library("unweight", "IMPL")
+_library.impl("linear", _linear_autocast, "AutocastCPU")
 
 
 def cpu_capability(level: int = -1) -> int:

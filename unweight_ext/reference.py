@@ -169,8 +169,10 @@ def parse_header(packed: np.ndarray) -> Header:
     check(1 <= h.base <= 239 if h.layout == "nibble" else h.base == 0, "base", "1 to 239, 0 unless nibble", h.base)
     segments = (0,) if h.layout == "archive" else (8, 16, 32)
     check(h.segment_stages in segments, "stages per segment", segments, h.segment_stages)
-    ok = 1 <= h.n < 2**32 and 1 <= h.k < 2**32 and h.n * h.k < 2**40
-    check(ok, "N, K", "1 to 2^32 - 1 and N * K < 2^40", (h.n, h.k))
+    ok = 1 <= h.n < 2**32 and 1 <= h.k < 2**32 and h.n * h.k <= 2**33
+    check(ok, "N, K", "1 to 2^32 - 1 and N * K <= 2^33", (h.n, h.k))
+    stages = -(-h.n // 64) * -(-h.k // 128)
+    check(h.layout == "archive" or stages <= 2**21, "stages", "at most 2^21", stages)
     check(2 <= h.rank <= 8, "rank", "2 to 8", h.rank)
     check(h.shape[0] == h.n and prod(h.shape[1:]) == h.k, "shape", f"[{h.n}, {h.k} together]", h.shape)
     check(not any(fields[18 + h.rank :]) and h.zero == 0, "unused header fields", 0, (h.zero, fields[18:]))

@@ -32,9 +32,10 @@ def zeros_to(data: bytes, step: int) -> bytes:
 
 
 def checksum(data: np.ndarray | bytes) -> int:
-    """Section 3: the sum of (t + 1) * word t modulo 2^64. `len(data)` is a multiple of 4."""
+    """Section 3: the sum of (2^32 + t + 1) * word t modulo 2^64. `len(data)` is a multiple of 4."""
     words = np.frombuffer(data, U4).astype(np.uint64)
-    return int((np.arange(1, words.size + 1, dtype=np.uint64) * words).sum())
+    weights = np.arange(1, words.size + 1, dtype=np.uint64) + np.uint64(1 << 32)
+    return int((weights * words).sum())
 
 
 # ---------------------------------------------------------------------------------------------- 4. Code table

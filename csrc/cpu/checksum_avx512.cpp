@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../format/checksum.h"
+
 namespace unweight {
 
 // See checksum.h: lane j of a row is word 16·row + j.
@@ -22,12 +24,12 @@ uint64_t checksum_avx512(const uint8_t* bytes, size_t size) {
     uint64_t t[8], u[8];
     _mm512_storeu_si512(t, total[h]);
     _mm512_storeu_si512(u, tail[h]);
-    for (int j = 0; j < 8; j++) sum += 16 * (rows * t[j] - u[j]) + (8 * h + j + 1) * t[j];
+    for (int j = 0; j < 8; j++) sum += 16 * (rows * t[j] - u[j]) + (kFirstWordWeight + 8 * h + j) * t[j];
   }
   for (size_t at = 64 * rows; at + 4 <= size; at += 4) {
     uint32_t w;
     __builtin_memcpy(&w, bytes + at, 4);
-    sum += (at / 4 + 1) * uint64_t{w};
+    sum += (kFirstWordWeight + at / 4) * uint64_t{w};
   }
   return sum;
 }

@@ -44,12 +44,11 @@ std::unique_ptr<RowSource> packed_weights(const uint8_t* bytes, size_t bytes_per
 class Packer {
  public:
   // `shape`: of one matrix as the caller knows it, 2 to 8 entries. `stacked` rounds matrices up to 128 bytes.
-  // Falls back to another layout as docs/FORMAT.md section 9 says: `layout()` is the one taken.
+  // Falls back to another layout as docs/FORMAT.md section 9 says.
   // `source` must live as long as this does.
   Packer(const RowSource& source, Layout wanted, const std::vector<int64_t>& shape, bool stacked,
          const Parallel& parallel);
   ~Packer();
-  Layout layout() const;
   int64_t row_bytes() const;
   // Writes matrices · out_features · row_bytes() bytes.
   void write(uint8_t* out, const Parallel& parallel) const;
@@ -67,8 +66,7 @@ void unpack(const uint8_t* bytes, size_t size, uint16_t* out, const Parallel& pa
 // Checks everything `unpack` checks, without the weights.
 void verify(const uint8_t* bytes, size_t size, const Parallel& parallel);
 
-// Decodes rows [first, first + rows) of one matrix into rows · in_features weights: a whole 64-row block or archive
-// chunk (`block`), after `check_block` if asked. For transcoding, and for products with the archive layout.
-void unpack_block(const Packed& packed, size_t size, uint64_t block, uint16_t* out, bool check);
+// Decodes one 64-row block or archive chunk, without checking its checksum: for products and look-ups in an archive.
+void unpack_block(const Packed& packed, size_t size, uint64_t block, uint16_t* out);
 
 }  // namespace unweight

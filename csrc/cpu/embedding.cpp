@@ -148,7 +148,7 @@ void embedding(const Packed& w, size_t size, const int64_t* ids, int64_t count, 
     Scratch& scratch = thread_scratch();
     auto* decoded = reinterpret_cast<uint16_t*>(scratch.reserve(2 * std::min(group_rows, rows - first) * columns));
     if (archive || !avx512)
-      unpack_block(w, size, group, decoded, /*check=*/false);
+      unpack_block(w, size, group, decoded);
     else
       check_damage(matrix, unpack_warp_avx512(matrix, group / kWarps, static_cast<int>(group % kWarps), decoded));
     for (int64_t i = groups[g].begin; i < groups[g].end; i++)

@@ -71,7 +71,7 @@ void linear(const Packed& w, size_t size, const void* x, int64_t x_row_stride, X
     Scratch& scratch = thread_scratch();
     uint8_t* memory = scratch.reserve(scratch_bytes + 2 * rows * in_features);
     uint16_t* weights = reinterpret_cast<uint16_t*>(memory + scratch_bytes);
-    unpack_block(w, size, chunk, weights, /*check=*/false);
+    unpack_block(w, size, chunk, weights);
     for (int64_t row = 0; row < rows; row += kBlockRows)
       for (int64_t first = 0; first < tokens; first += run)
         k.multiply(job,

@@ -93,9 +93,9 @@ int64_t Packer::State::archive_rows() const {
 }
 
 PairCounts Packer::State::count(Layout layout, const Parallel& parallel) const {
-  // Enough rows to be worth a table of counts, in whole chunks (whose pairs run on over rows).
-  const int64_t group = std::max(source.group_rows(), archive_rows()), columns = source.in_features;
-  const auto spans = cut(source, group * ceil_div(int64_t{4} << 20, group * columns));
+  // Whole chunks, whose pairs run on over rows; those of in-memory tiles as well, to be worth a table of counts.
+  const int64_t columns = source.in_features;
+  const auto spans = cut(source, std::max(source.group_rows(), archive_rows()));
   PairCounts total;
   for_each_span(source, spans, parallel, [&](int64_t, const Span& s, const uint16_t* rows) {
     const bool archive = layout == Layout::kArchive;
@@ -226,32 +226,26 @@ uint64_t Packer::State::largest() const {
   return most;
 }
 
-namespace {
-
-uint64_t raw_bytes(int64_t out_features, int64_t in_features) {
-  Header h{};
-  h.layout = Layout::kRaw;
-  h.out_features = out_features;
-  h.in_features = in_features;
-  place_sections(h, 0);
-  return h.data_offset + h.units() * kRawStageBytes;
-}
-
-}  // namespace
-
 Packer::Packer(const RowSource& source, Layout wanted, const std::vector<int64_t>& shape, bool stacked,
                const Parallel& parallel)
     : state_(new State(source)) {
   State& s = *state_;
   if (source.matrices < 1 || source.out_features < 1 || source.in_features < 1)
     fail("weight: ", source.matrices, " x ", source.out_features, " x ", source.in_features, " is empty");
+  // Raw has stages, and is what everything may fall back to.
+  Header largest{};
+  largest.layout = Layout::kRaw;
+  largest.out_features = source.out_features;
+  largest.in_features = source.in_features;
+  if (const char* reason = too_large(largest))
+    fail("weight: ", source.out_features, " x ", source.in_features, " weights; ", reason);
   Layout layout = wanted;
   if (!s.encode(layout, parallel)) {
     layout = Layout::kHuffman;
     s.encode(layout, parallel);
   }
   s.make_headers(layout, shape);
-  if (layout != Layout::kRaw && s.largest() >= raw_bytes(source.out_features, source.in_features)) {
+  if (layout != Layout::kRaw && s.largest() >= least_bytes(Layout::kRaw, source.out_features, source.in_features)) {
     layout = Layout::kRaw;
     s.encode(layout, parallel);
     s.make_headers(layout, shape);
@@ -262,7 +256,6 @@ Packer::Packer(const RowSource& source, Layout wanted, const std::vector<int64_t
 }
 
 Packer::~Packer() = default;
-Layout Packer::layout() const { return state_->headers[0].layout; }
 int64_t Packer::row_bytes() const { return state_->row_bytes; }
 
 void Packer::write(uint8_t* out, const Parallel& parallel) const {

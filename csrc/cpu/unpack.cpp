@@ -130,7 +130,7 @@ void Decoder::decode(uint64_t block, uint16_t* out, bool around_caches) const {
   if (!packed.header.tiled())
     decode_chunk(block, out, around_caches);
   else if (avx512)
-    check_damage(view, unpack_block_avx512(view, block, out));
+    check_damage(view, unpack_block_avx512(view, block, out, around_caches));
   else
     decode_tiles(block, out);
 }
@@ -197,8 +197,7 @@ void verify(const uint8_t* bytes, size_t size, const Parallel& parallel) {
   });
 }
 
-void unpack_block(const Packed& packed, size_t size, uint64_t block, uint16_t* out, bool check) {
-  if (check) check_block(packed, block, fast_checksum);
+void unpack_block(const Packed& packed, size_t size, uint64_t block, uint16_t* out) {
   Decoder(packed, size).decode(block, out, false);
 }
 

@@ -69,7 +69,7 @@ UNWEIGHT_INLINE Damage unpack_rows(const MatrixView& matrix, uint64_t block, uin
   if (last_row > rows) last_row = rows;
   const bool aligned = matrix.in_features % kPieceColumns == 0 && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0;
   const Output output = {matrix, first_row, last_row - first_row, out, around_caches && aligned};
-  BlockDecoder decoder{matrix, block * matrix.stages_per_block, true, {}, {}, {}, {}};
+  BlockDecoder decoder{matrix, block * matrix.stages_per_block, true, {}, {}, {}, {}, {}};
   // A pair is complete, and can be stored, when the next one has been decoded.
   alignas(kVectorBytes) uint8_t tiles[2][2 * kTileBytes];
   uint64_t last_stage = 0;
@@ -95,10 +95,6 @@ UNWEIGHT_INLINE Damage unpack_rows(const MatrixView& matrix, uint64_t block, uin
 
 Damage unpack_block_avx512(const MatrixView& matrix, uint64_t block, uint16_t* out, bool around_caches) {
   return unpack_rows(matrix, block, 0, kBlockRows, out, around_caches);
-}
-
-Damage unpack_block_avx512(const MatrixView& matrix, uint64_t block, uint16_t* out) {
-  return unpack_rows(matrix, block, 0, kBlockRows, out, true);
 }
 
 Damage unpack_warp_avx512(const MatrixView& matrix, uint64_t block, int warp, uint16_t* out) {

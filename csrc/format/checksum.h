@@ -1,10 +1,13 @@
-// docs/FORMAT.md section 3: sum of (t + 1) * w[t] over 32-bit words, modulo 2^64.
+// docs/FORMAT.md section 3: sum of (2^32 + t + 1) * w[t] over 32-bit words, modulo 2^64.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 namespace unweight {
+
+// Weights of neighbouring and distant words are never a power of two apart, so no two flipped bits cancel.
+constexpr uint64_t kFirstWordWeight = (uint64_t{1} << 32) + 1;
 
 // Two plain running sums instead of a product per word: `tail` gains `total` once a row, so a word r rows before the
 // end is counted r times in it. That vectorises, and no 64-bit multiply is needed in the loop.
@@ -21,11 +24,11 @@ static inline uint64_t checksum(const uint8_t* bytes, size_t size) {
     }
   }
   uint64_t sum = 0;
-  for (size_t j = 0; j < kLanes; j++) sum += kLanes * (rows * total[j] - tail[j]) + (j + 1) * total[j];
+  for (size_t j = 0; j < kLanes; j++) sum += kLanes * (rows * total[j] - tail[j]) + (kFirstWordWeight + j) * total[j];
   for (size_t t = rows * kLanes; t < words; t++) {
     uint32_t w;
     std::memcpy(&w, bytes + 4 * t, 4);
-    sum += (t + 1) * uint64_t{w};
+    sum += (kFirstWordWeight + t) * uint64_t{w};
   }
   return sum;
 }

@@ -14,7 +14,6 @@ namespace unweight {
 namespace {
 
 constexpr char kMagic[] = "UNWEIGHT";
-constexpr uint64_t kMaxFeatures = uint64_t{1} << 32, kMaxWeights = uint64_t{1} << 40;
 
 uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 uint64_t align(uint64_t a, uint64_t to) { return ceil_div(a, to) * to; }
@@ -52,6 +51,27 @@ uint64_t Header::chunk_rows() const { return kBlockRows * ceil_div(kArchiveChunk
 uint64_t Header::blocks() const { return ceil_div(out_features, tiled() ? kBlockRows : chunk_rows()); }
 uint64_t Header::units() const { return tiled() ? blocks() * stages_per_block() : blocks(); }
 
+const char* too_large(const Header& h) {
+  const uint64_t n = h.out_features, k = h.in_features;
+  if (n < 1 || k < 1 || n >= kMaxFeatures || k >= kMaxFeatures) return "allowed are 1 to 2^32 - 1 rows and columns";
+  if (n > kMaxWeights / k) return "allowed are 2^33 weights in all";
+  if (h.tiled() && h.units() > kMaxStages) return "padded to tiles of 64 x 128 they are more than 2^34";
+  return nullptr;
+}
+
+uint64_t least_bytes(Layout layout, uint64_t out_features, uint64_t in_features) {
+  Header h{};
+  h.layout = layout;
+  h.out_features = out_features;
+  h.in_features = in_features;
+  if (too_large(h)) return UINT64_MAX;
+  place_sections(h, layout == Layout::kHuffman || layout == Layout::kArchive ? kCodeCountBytes + 2 : 0);
+  const uint64_t stage = layout == Layout::kRaw      ? kRawStageBytes
+                         : layout == Layout::kNibble ? kNibbleSections
+                                                     : kHuffmanSections;
+  return h.data_offset + (h.tiled() ? h.units() * stage : out_features * in_features);
+}
+
 int segment_stages(uint64_t out_features, uint64_t in_features) {
   const auto units = [&](int stages) {
     return ceil_div(out_features, kBlockRows) * ceil_div(in_features, stages * kStageColumns);
@@ -86,9 +106,8 @@ Packed open_packed(const uint8_t* bytes, size_t size) {
   check_field("longest code", h.longest_code, longest);
   if (h.layout == Layout::kNibble ? h.nibble_base < 1 || h.nibble_base > 239 : h.nibble_base != 0)
     fail("packed: header field nibble base is ", int{h.nibble_base}, ", allowed are 1 to 239 for nibble, else 0");
-  if (h.out_features < 1 || h.out_features >= kMaxFeatures || h.in_features < 1 || h.in_features >= kMaxFeatures ||
-      h.out_features * h.in_features >= kMaxWeights)
-    fail("packed: header says ", h.out_features, " x ", h.in_features, " weights; allowed are 1 to 2^40 in all");
+  if (const char* reason = too_large(h))
+    fail("packed: header says ", h.out_features, " x ", h.in_features, " weights; ", reason);
   if (h.tiled() ? h.segment_stages != 8 && h.segment_stages != 16 && h.segment_stages != 32 : h.segment_stages != 0)
     fail("packed: header field segment stages is ", int{h.segment_stages},
          ", allowed are 8, 16, 32, and 0 for archive");
@@ -149,7 +168,8 @@ void check_header(const Packed& p, size_t size) {
   const Header& h = p.header;
   // The stored checksum sits in words 4 and 5 and was summed as zero.
   const uint64_t stored = h.header_checksum;
-  const uint64_t sum = checksum(p.bytes, h.data_offset) - 5 * (stored & 0xFFFFFFFF) - 6 * (stored >> 32);
+  const uint64_t sum = checksum(p.bytes, h.data_offset) - (kFirstWordWeight + 4) * (stored & 0xFFFFFFFF) -
+                       (kFirstWordWeight + 5) * (stored >> 32);
   if (sum != stored) fail("packed: the header's checksum is ", sum, ", expected ", stored, ": the bytes are damaged");
   uint64_t code_end = kHeaderBytes;
   if (h.longest_code) {

@@ -14,6 +14,9 @@ constexpr size_t kHeaderBytes = 128;
 constexpr uint16_t kFormatVersion = 0;
 constexpr uint8_t kBFloat16 = 1;
 constexpr int kMaxRank = 8;
+// So that places in a chunk, and in the index the ends of stages, fit 32 bits.
+constexpr uint64_t kMaxFeatures = uint64_t{1} << 32, kMaxWeights = uint64_t{1} << 33, kMaxStages = uint64_t{1} << 21;
+static_assert(kMaxStages * kRawStageBytes / 16 < kMaxFeatures, "the index counts steps of 16 bytes in 32 bits");
 constexpr uint64_t kArchiveChunkWeights = uint64_t{1} << 20;
 
 struct Header {
@@ -44,6 +47,12 @@ struct Header {
   uint64_t units() const;       // stages, or archive chunks: what the index counts
 };
 static_assert(sizeof(Header) == kHeaderBytes, "the struct is the format");
+
+// Why a matrix of this layout, out_features and in_features can't be packed, or nullptr.
+const char* too_large(const Header& header);
+
+// Bytes that a matrix takes at least in a layout, whatever its weights are. UINT64_MAX if it is too large for it.
+uint64_t least_bytes(Layout layout, uint64_t out_features, uint64_t in_features);
 
 // docs/FORMAT.md section 9: long segments cost less, many give more units of work.
 int segment_stages(uint64_t out_features, uint64_t in_features);

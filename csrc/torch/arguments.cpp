@@ -40,7 +40,7 @@ std::vector<int64_t> shape_of(const Tensor& tensor) {
 }
 
 void check_cpu(const char* name, const Tensor& tensor) {
-  if (!tensor.is_cpu()) fail(name, ": is not on the CPU, expected a CPU tensor as the other arguments are");
+  if (!tensor.is_cpu()) fail(name, ": is not on the CPU; this version's kernels run there: move the arguments to it");
 }
 
 void check_dtype(const char* name, const Tensor& tensor, ScalarType expected) {

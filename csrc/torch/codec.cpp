@@ -110,6 +110,13 @@ Tensor describe_cpu(const Tensor& packed_w) {
   return description;
 }
 
+int64_t least_bytes_of(int64_t layout, int64_t out_features, int64_t in_features) {
+  if (out_features < 1 || in_features < 1)
+    fail("out_features, in_features: ", out_features, ", ", in_features, ", expected at least 1");
+  const uint64_t bytes = least_bytes(check_layout(layout), out_features, in_features);
+  return bytes > INT64_MAX ? INT64_MAX : static_cast<int64_t>(bytes);
+}
+
 int64_t cpu_capability(int64_t level) {
   if (level < -1 || level > static_cast<int64_t>(Capability::kAvx512))
     fail("level: ", level, ", expected -1 (asks), 0 (portable) or 1 (AVX-512)");
@@ -121,6 +128,7 @@ int64_t cpu_capability(int64_t level) {
 
 Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype) {
   if (dtype != ScalarType::BFloat16) fail("dtype: ", dtype_name(dtype), ", expected torch.bfloat16");
+  if (in_features < 1) fail("in_features: ", in_features, ", expected at least 1");
   const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
   // Before anything of their size is allocated.
   for (int64_t m = 0; m < packed.matrices; m++) packed.open(m, "in_features", in_features);
@@ -135,17 +143,20 @@ Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype)
   return weight;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) {
-  m.impl("_pack", TORCH_BOX(&pack_cpu));
-  m.impl("_transcode", TORCH_BOX(&transcode_cpu));
-  m.impl("unpack", TORCH_BOX(&unpack_cpu));
-  m.impl("_verify", TORCH_BOX(&verify_cpu));
+// For CUDA tensors too, until there are kernels for them: these functions say what is wrong better than the dispatcher.
+#define UNWEIGHT_CODEC(m)                          \
+  m.impl("_pack", TORCH_BOX(&pack_cpu));           \
+  m.impl("_transcode", TORCH_BOX(&transcode_cpu)); \
+  m.impl("unpack", TORCH_BOX(&unpack_cpu));        \
+  m.impl("_verify", TORCH_BOX(&verify_cpu));       \
   m.impl("_describe", TORCH_BOX(&describe_cpu));
-}
+STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m){UNWEIGHT_CODEC(m)} STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA,
+                                                                                         m){UNWEIGHT_CODEC(m)}
 
-// It has no tensor to dispatch on.
+// They have no tensor to dispatch on.
 STABLE_TORCH_LIBRARY_IMPL(unweight, CompositeExplicitAutograd, m) {
   m.impl("_cpu_capability", TORCH_BOX(&cpu_capability));
+  m.impl("_least_bytes", TORCH_BOX(&least_bytes_of));
 }
 
 }  // namespace unweight

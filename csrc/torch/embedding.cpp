@@ -16,6 +16,7 @@ Tensor embedding_cpu(const Tensor& ids, const Tensor& packed_w, int64_t embeddin
   const ScalarType dtype = ids.scalar_type();
   if (dtype != ScalarType::Long && dtype != ScalarType::Int)
     fail("ids: dtype ", dtype_name(dtype), ", expected torch.int64 or torch.int32");
+  if (embedding_dim < 1) fail("embedding_dim: ", embedding_dim, ", expected at least 1");
   const Packed w = packed.open(0, "embedding_dim", embedding_dim);
   std::vector<int64_t> sizes = shape_of(ids);
   sizes.push_back(embedding_dim);
@@ -30,5 +31,7 @@ Tensor embedding_cpu(const Tensor& ids, const Tensor& packed_w, int64_t embeddin
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) { m.impl("embedding", TORCH_BOX(&embedding_cpu)); }
+// Until there are kernels for it: the function says what is wrong better than the dispatcher.
+STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA, m) { m.impl("embedding", TORCH_BOX(&embedding_cpu)); }
 
 }  // namespace unweight

@@ -79,5 +79,7 @@ Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const std::optional<T
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) { m.impl("linear", TORCH_BOX(&linear_cpu)); }
+// Until there are kernels for it: the function says what is wrong better than the dispatcher.
+STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA, m) { m.impl("linear", TORCH_BOX(&linear_cpu)); }
 
 }  // namespace unweight
