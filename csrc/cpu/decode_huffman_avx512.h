@@ -1,5 +1,6 @@
 // docs/FORMAT.md section 7 with AVX-512: the stages of two warps at a time. See tile_avx512.h.
 #pragma once
+#include "stage_avx512.h"
 #include "tile_avx512.h"
 
 namespace unweight {
@@ -104,7 +105,7 @@ UNWEIGHT_INLINE void decode_huffman_pair(const MatrixView& matrix, const Stage& 
       }
 #pragma GCC unroll 2
     for (int w = 0; w < 2; w++) {
-      prefetch_ahead(stage, first_warp + w, step);
+      prefetch_ahead<16>(stage, 4 * (first_warp + w) + step);
       Streams& streams = *warps[w].streams;
       const __m512i before = streams.position;
       streams.position = _mm512_add_epi8(before, _mm512_sub_epi8(first_code, code[w]));

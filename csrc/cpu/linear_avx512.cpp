@@ -202,7 +202,7 @@ UNWEIGHT_INLINE void multiply_tiles(const Product<T>& p, int64_t first_warp, int
 // Few tokens: two warps' tiles at a time, which never leave the first-level cache.
 template <class T>
 UNWEIGHT_INLINE Damage multiply_pairs(const Product<T>& p, uint8_t* tiles) {
-  BlockDecoder decoder{p.matrix, p.task.block * p.matrix.stages_per_block, true, {}, {}, {}, {}};
+  BlockDecoder decoder{p.matrix, p.task.block * p.matrix.stages_per_block, true, {}, {}, {}, {}, {}};
   const int64_t pairs = (p.warps + 1) / 2, turns = pairs * p.matrix.stages_per_block;
   for (int64_t turn = 0; turn <= turns; turn++) {
     const int64_t s = turn / pairs, pair = turn % pairs;
@@ -224,7 +224,7 @@ template <class T>
 UNWEIGHT_INLINE Damage multiply_stages(const Product<T>& p, uint8_t* tiles, int64_t at_once) {
   const MatrixView& matrix = p.matrix;
   const int64_t stages = matrix.stages_per_block, tile_stride = at_once * kTileBytes;
-  BlockDecoder decoder{matrix, p.task.block * matrix.stages_per_block, false, {}, {}, {}, {}};
+  BlockDecoder decoder{matrix, p.task.block * matrix.stages_per_block, false, {}, {}, {}, {}, {}};
   for (int64_t s = 0; s < stages; s += at_once) {
     const int64_t count = smaller(at_once, stages - s);
     for (int64_t i = 0; i < count; i++)

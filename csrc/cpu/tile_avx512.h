@@ -1,5 +1,5 @@
-// Tiles of BF16 weights in the first-level cache, and what all AVX-512 decoders share. Only for files compiled with the
-// AVX-512 flags; everything here is local to the file that includes it.
+// Tiles of BF16 weights in the first-level cache, and the vectors that they consist of. Only for files compiled with
+// the AVX-512 flags; everything here is local to the file that includes it.
 #pragma once
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC's own _mm512_undefined_epi32() sets this off wherever it is inlined (GCC bug 105593).
@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "../cuda/decode/bits.cuh"
-#include "matrix_view.h"
+#include "../format/tile.h"
 
 #define UNWEIGHT_INLINE static inline __attribute__((always_inline))
 // For what is big: one copy is enough, and registers are allocated better.
@@ -80,21 +80,6 @@ UNWEIGHT_INLINE void transpose_pieces(__m512i (&v)[4]) {
   v[1] = _mm512_shuffle_i32x4(a, c, 0xDD);
   v[2] = _mm512_shuffle_i32x4(b, d, 0x88);
   v[3] = _mm512_shuffle_i32x4(b, d, 0xDD);
-}
-
-struct Stage {
-  const uint8_t* bytes;
-  uint64_t size;
-  bool prefetch;
-};
-
-// The stream is read linearly, and the hardware's prefetchers alone leave a third of the bandwidth unused. Each warp
-// and pair of k-steps asks for its 16th of the stage that is two stages ahead.
-UNWEIGHT_INLINE void prefetch_ahead(const Stage& stage, int warp, int step) {
-  const uint64_t share = stage.prefetch ? stage.size / 16 : 0;
-  // An address, not a pointer: it may be behind the tensor, where a prefetch does nothing.
-  const uintptr_t from = reinterpret_cast<uintptr_t>(stage.bytes) + 3 * stage.size / 2 + (4 * warp + step) * share;
-  for (uint64_t i = 0; i < share; i += 64) _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T1);
 }
 
 }  // namespace
