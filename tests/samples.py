@@ -1,5 +1,9 @@
 """Weights for tests: contents that look trained, and contents made to hurt."""
 
+import hashlib
+import os
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -139,3 +143,11 @@ def assert_same_bytes(got: Tensor, expected: Tensor, what: object = "") -> None:
         at = int(different[0])
         a, b = int(got.flatten()[at]), int(expected.flatten()[at])
         raise AssertionError(f"{what}: {len(different)} bytes differ, first byte {at}: {a:#04x}, expected {b:#04x}")
+
+
+def keep_for_the_sanitizers(packed: Tensor) -> None:
+    """Where UNWEIGHT_CORPUS names a folder: puts damaged bytes there, for tests/native/run_sanitizers.sh to replay."""
+    if folder := os.environ.get("UNWEIGHT_CORPUS"):
+        data = packed.contiguous().numpy().tobytes()
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / f"{hashlib.blake2b(data, digest_size=12).hexdigest()}.packed").write_bytes(data)

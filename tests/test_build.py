@@ -81,6 +81,16 @@ def test_library_needs_no_cuda(library: Path) -> None:
 
 
 @pytest.mark.skipif(sysconfig.get_platform() != "linux-x86_64", reason="only x86-64 has AVX files")
+def test_avx512_files_share_no_function_with_others() -> None:
+    """Weak symbols of such a file could be the ones that the linker keeps for every machine."""
+    objects = sorted((ROOT / "build").rglob("cpu/*_avx512.o"))
+    if not objects:
+        pytest.skip("no AVX-512 objects: another processor, or built elsewhere")
+    for object_file in objects:
+        symbols = subprocess.run(["nm", object_file], check=True, capture_output=True, text=True).stdout
+        assert not re.search(r"^\S* [WVu] ", symbols, re.MULTILINE), object_file
+
+
 def test_every_cpu_can_run_the_functions_that_files_share(tmp_path: Path) -> None:
     """An inline function of the standard library that both an AVX-512 file and a plain one hold must be linked from
     the plain one: else the portable path dies of an illegal instruction on an older CPU."""

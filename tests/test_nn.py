@@ -114,11 +114,9 @@ def test_state_dict_round_trip():
     assert torch.equal(other(IDS), embedding(IDS))
 
 
-@pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+# Without assign, torch itself warns and leaves parameters on meta alone.
+@pytest.mark.parametrize(("assign", "device"), [(False, "cpu"), (True, "cpu"), (True, "meta")])
 def test_load_accepts_other_sizes_and_layouts(assign, device):
-    if device == "meta" and not assign:
-        return  # torch itself warns and leaves such parameters alone
     plain = plain_linear(bias=False)
     for layout in LAYOUTS:
         payload = pack(plain.weight.detach(), layout)

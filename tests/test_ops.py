@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from capability import CAPABILITIES, capability
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import CONTENTS, LAYOUTS, SHAPES, assert_same_bits, weight
+from samples import CONTENTS, LAYOUTS, SHAPES, assert_same_bits, keep_for_the_sanitizers, weight
 from test_packed import changed, pack
 from torch.library import opcheck
 
@@ -337,6 +337,7 @@ def test_linear_and_embedding_survive_any_bytes(layout, level, damage, head, m):
     flat = packed.view(-1)
     for where, value in damage:
         flat[int(where * (1024 if head else flat.numel()))] = value
+    keep_for_the_sanitizers(packed)
     with capability(level):
         for call in (
             lambda: linear(tokens(m, 260), packed),

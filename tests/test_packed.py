@@ -8,7 +8,15 @@ import torch
 from capability import CAPABILITIES, capability
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import CONTENTS, LAYOUTS, SHAPES, assert_same_bits, assert_same_bytes, weight
+from samples import (
+    CONTENTS,
+    LAYOUTS,
+    SHAPES,
+    assert_same_bits,
+    assert_same_bytes,
+    keep_for_the_sanitizers,
+    weight,
+)
 
 import unweight_ext as u
 from unweight_ext.packed import layout_id
@@ -224,6 +232,7 @@ def test_damaged_bytes_raise_and_never_give_a_wrong_weight(layout, level, conten
         flat[int(where * flat.numel())] ^= flip
     if torch.equal(bad, packed):
         return
+    keep_for_the_sanitizers(bad)
     with capability(level):
         for function in (u.unpack, u.verify, lambda p: u.transcode(p, "raw")):
             with pytest.raises(ValueError, match=r"^packed"):
@@ -241,6 +250,7 @@ def test_damaged_headers_raise(layout, level, bits):
         bad.view(-1)[bit // 8] ^= 1 << bit % 8
     if torch.equal(bad, packed):
         return
+    keep_for_the_sanitizers(bad)
     with capability(level):
         for function in (u.unpack, u.verify, lambda p: u.transcode(p, "raw")):
             with pytest.raises(ValueError, match=r"^(packed|in_features)"):
@@ -255,6 +265,7 @@ def test_damaged_headers_raise(layout, level, bits):
 @given(data=st.binary(min_size=1, max_size=600), magic=st.booleans())
 def test_arbitrary_bytes_raise(data, magic):
     packed = torch.frombuffer(bytearray(b"UNWEIGHT" + bytes(2) + data if magic else data), dtype=torch.uint8)[None]
+    keep_for_the_sanitizers(packed)
     for function in (u.unpack, u.verify, lambda p: u.transcode(p, "raw")):
         with pytest.raises(ValueError, match=r"^packed"):
             function(packed)
@@ -327,7 +338,7 @@ def test_python_and_operators_say_the_same():
 
 @pytest.mark.parametrize("layout", ["nibble", "archive"])
 def test_no_two_flipped_bits_cancel_in_the_checksum(layout):
-    """A sum of words weighted 1, 2, 3… would miss bit b + 1 of one word against bit b of the word of twice its weight."""
+    """Word weights 1, 2, 3… would miss bit b + 1 of one word against bit b of the word of twice its weight."""
     packed = u.pack(weight("trained", 64, 256), layout)
     start = torch.ops.unweight._describe(packed).tolist()[9]  # where the data are
     words = packed.view(-1)[start : start + 4096].view(torch.int32)

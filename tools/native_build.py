@@ -33,7 +33,6 @@ SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefin
 
 # By the ending of the file's name.
 ISA_FLAGS = {
-    "_avx2": ["-mavx2", "-mfma", "-mbmi2"],
     "_avx512": [
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vbmi", "-mavx512vbmi2", "-mavx512bf16"),
         *("-mfma", "-mavx2", "-mbmi2"),

@@ -17,14 +17,17 @@ Capability best_of_this_cpu() {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
-                      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma");
+                      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("bmi2");
   return avx512 ? Capability::kAvx512 : Capability::kPortable;
 #endif
 }
 
 Capability at_start() {
   const char* wanted = std::getenv("UNWEIGHT_CPU");
-  return wanted && !std::strcmp(wanted, "portable") ? Capability::kPortable : best_of_this_cpu();
+  if (!wanted || !*wanted) return best_of_this_cpu();
+  if (std::strcmp(wanted, "portable")) fail("UNWEIGHT_CPU: '", wanted, "', expected portable, or nothing for the best");
+  return Capability::kPortable;
 }
 
 std::atomic<Capability>& current() {

@@ -43,7 +43,7 @@ std::vector<int> limited_lengths(const std::vector<uint64_t>& weights, int limit
   return lengths;
 }
 
-// Rarer pairs cost less as patches than the code space they would take; tuned on real checkpoints (docs/FORMAT.md).
+// Rarer pairs cost less as patches than the code space they would take; see bench/code_table.py.
 int rarity_bits(int longest) { return longest == 8 ? 12 : 17; }
 
 }  // namespace

@@ -2,10 +2,13 @@
 // hostile tensors. Everything lives in allocations of its exact size, so that a read past the end is seen.
 //
 //   fuzz_driver [MUTATIONS_PER_TENSOR [SEED]]
+//   fuzz_driver --replay FOLDER      damaged tensors that hypothesis made (tests/samples.py), one a file
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <vector>
@@ -131,6 +134,38 @@ void run_everything(const uint8_t* bytes, size_t size) {
   }
 }
 
+// What checks checksums: refused, or decoded.
+void run_checked(const uint8_t* bytes, size_t size) {
+  try {
+    const auto source = packed_weights(bytes, size, 1);
+    pack_source(*source, Layout::kRaw, false);
+  } catch (const Error&) {
+    refused++;
+  }
+  try {
+    verify(bytes, size, serial);
+  } catch (const Error&) {
+  }
+}
+
+int replay(const char* folder) {
+  int64_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::ifstream in(entry.path(), std::ios::binary);
+    const size_t size = entry.file_size();
+    std::unique_ptr<uint8_t[]> bytes(new uint8_t[size]);
+    in.read(reinterpret_cast<char*>(bytes.get()), size);
+    require(static_cast<size_t>(in.gcount()) == size, "a file of the corpus could not be read");
+    run_everything(bytes.get(), size);
+    run_checked(bytes.get(), size);
+    files++;
+  }
+  require(files > 0, "the corpus is empty");
+  std::printf("fuzz_driver: %lld tensors of %s, %lld refused\n", static_cast<long long>(files), folder,
+              static_cast<long long>(refused));
+  return 0;
+}
+
 // Makes the checksums fit the bytes again, as somebody would who means harm.
 void forge_checksums(uint8_t* bytes, size_t size) {
   try {
@@ -180,6 +215,7 @@ void check_damaged(const Matrix& m, const Bytes& packed, int64_t mutations) {
     run_everything(bytes.get(), size);
     const bool forged = below(2);
     if (forged) forge_checksums(bytes.get(), size);
+    run_checked(bytes.get(), size);
     try {
       const Packed opened = open_packed(bytes.get(), size);
       if (static_cast<int64_t>(opened.header.out_features) != m.out_features ||
@@ -203,6 +239,14 @@ void check_damaged(const Matrix& m, const Bytes& packed, int64_t mutations) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 3 && !std::strcmp(argv[1], "--replay")) {
+    const Capability best = capability();
+    for (int level = 0; level <= static_cast<int>(best); level++) {
+      set_capability(static_cast<Capability>(level));
+      if (const int failed = replay(argv[2])) return failed;
+    }
+    return 0;
+  }
   const int64_t mutations = argc > 1 ? std::atoll(argv[1]) : 60;
   rng.seed(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   const int64_t shapes[][3] = {{1, 1, 1},     {1, 1, 7},     {1, 65, 129},  {1, 64, 128}, {1, 3, 1},

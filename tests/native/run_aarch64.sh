@@ -16,10 +16,11 @@ if ! command -v aarch64-linux-gnu-g++ >/dev/null || ! command -v qemu-aarch64 >/
 fi
 
 objects=$root/build/aarch64
+rm -rf "$objects"
 mkdir -p "$objects"
 sources=(csrc/format/*.cpp tests/native/fuzz_driver.cpp)
 for file in csrc/cpu/*.cpp; do
-  case $file in *_avx512.cpp | *_avx2.cpp) ;; *) sources+=("$file") ;; esac
+  case $file in *_avx512.cpp) ;; *) sources+=("$file") ;; esac
 done
 printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
   aarch64-linux-gnu-g++ -std=c++17 -O2 -Wall -Wextra -Werror -ffp-contract=off -DUNWEIGHT_PORTABLE_ONLY \

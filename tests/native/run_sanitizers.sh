@@ -15,4 +15,6 @@ for variant in "" --portable; do
   "$python" "$root/tools/native_build.py" $variant "$directory"
   echo "fuzz_driver $variant $*"
   "$directory/fuzz_driver" "$@"
+  # What hypothesis made in a run of the tests with UNWEIGHT_CORPUS=build/corpus.
+  if [ -d "$root/build/corpus" ]; then "$directory/fuzz_driver" --replay "$root/build/corpus"; fi
 done
