@@ -1,7 +1,9 @@
 """Outputs are there as a whole or not at all, runs can be stopped and gone on with, memory stays bounded."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,13 @@ import pytest
 from checkpoints import bf16, sharded_model, tree, weights, write_safetensors
 from safetensors.torch import save_file
 
-from unweight_ext.checkpoint import CheckpointError, compress_checkpoint, decompress_checkpoint, verify_checkpoint
+from unweight_ext.checkpoint import (
+    CheckpointError,
+    compress_checkpoint,
+    decompress_checkpoint,
+    output,
+    verify_checkpoint,
+)
 from unweight_ext.checkpoint.memory import JOB_SCRATCH
 from unweight_ext.checkpoint.pipeline import Stage, run_jobs
 
@@ -68,6 +76,99 @@ def test_overwrite_replaces_checkpoints_only(tmp_path):
     )
 
 
+def test_overwrite_spares_what_it_did_not_write(tmp_path):
+    model, out, packed = sharded_model(tmp_path / "model"), tmp_path / "out", tmp_path / "packed"
+    compress_checkpoint(model, packed)
+    folders = {}
+    for name in ("beside", "packed and more", "packed and a link", "packed, manifest damaged", "nested"):
+        folders[name] = tmp_path / name
+    for name in ("packed and more", "packed and a link", "packed, manifest damaged"):
+        shutil.copytree(packed, folders[name])
+    (folders["packed and more"] / "sub" / "notes.txt").write_text("x")
+    (folders["packed and a link"] / "elsewhere").symlink_to(model)
+    (folders["packed, manifest damaged"] / "unweight.json").write_text("{}")
+    shutil.copytree(model, folders["beside"], symlinks=False)  # a plain model that compress never writes
+    (folders["nested"] / "thesis").mkdir(parents=True)
+    (folders["nested"] / "thesis" / "a.tex").write_text("x")
+    (folders["nested"] / "x" / "y").mkdir(parents=True)
+    shutil.copy(model / "model-00001-of-00003.safetensors", folders["nested"] / "x" / "y" / "t.safetensors")
+    before = tree(tmp_path)
+    for folder in folders.values():
+        with pytest.raises(CheckpointError, match="doesn't look like a checkpoint"):
+            compress_checkpoint(model, folder, overwrite=True)
+        if folder.name != "beside":
+            with pytest.raises(CheckpointError, match="doesn't look like a checkpoint"):
+                decompress_checkpoint(packed, folder, overwrite=True)
+    assert tree(tmp_path) == before
+    decompress_checkpoint(packed, out)
+    decompress_checkpoint(packed, out, overwrite=True)  # the very files that it makes
+    (out / "config.json").unlink()
+    decompress_checkpoint(packed, out, overwrite=True)
+    assert tree(out) == tree(model)
+
+
+def test_overwrite_spares_what_came_while_it_ran(tmp_path):
+    model, out = sharded_model(tmp_path / "model"), tmp_path / "out"
+    compress_checkpoint(model, out)
+    before = tree(out) | {"notes.txt": b"x"}
+
+    def note(done: int, total: int, what: str) -> None:
+        (out / "notes.txt").write_text("x")
+
+    with pytest.raises(CheckpointError, match="it holds notes.txt"):
+        compress_checkpoint(model, out, overwrite=True, progress=note)
+    assert tree(out) == before and sorted(p.name for p in tmp_path.iterdir()) == ["model", "model-elsewhere", "out"]
+
+
+@pytest.mark.parametrize("how", ["renameat2", "without", "without links"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_name_taken_in_the_last_moment(tmp_path, monkeypatch, kind, how):
+    """Also where the system can't rename to free names only; there the check comes right before."""
+    if how != "renameat2":
+        monkeypatch.setattr(output, "_renameat2", lambda *_: errno.EINVAL)
+    if how == "without links":
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+    target = tmp_path / ("x.safetensors" if kind == "file" else "x")
+    with pytest.raises(FileExistsError, match="exists already"):
+        with output.atomic_output(target) as temporary:
+            for path in (temporary, target):
+                if kind == "folder":
+                    path.mkdir()
+                (path if kind == "file" else path / "a").write_text(path.name)
+    assert tree(tmp_path) in ({"x.safetensors": b"x.safetensors"}, {"x": None, "x/a": b"x"})
+    shutil.rmtree(target, ignore_errors=True)
+    target.unlink(missing_ok=True)
+    with output.atomic_output(target) as temporary:
+        temporary.write_text("new")
+    assert target.read_text() == "new" and list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, sync):
+    model, packed, back = sharded_model(tmp_path / "model"), tmp_path / "packed", tmp_path / "back"
+    synced, fsync = [], os.fsync
+
+    def note(fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.append((path.relative_to(tmp_path).parts[1:], path.is_dir(), packed.exists(), back.exists()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    for run, target in (
+        (lambda: compress_checkpoint(model, packed, sync=sync), packed),
+        (lambda: decompress_checkpoint(packed, back, sync=sync), back),
+    ):
+        synced.clear()
+        run()
+        if not sync:
+            assert not synced
+            continue
+        *inside, last = synced
+        assert all(not there[target is back] for _, _, *there in inside)
+        assert {Path(*parts) for parts, _, *_ in inside} == {Path(n) for n in tree(target)} | {Path()}
+        assert last[:2] == ((), True) and last[2 + (target is back)]  # the new name
+
+
 def test_resume_keeps_finished_files(tmp_path):
     model, out = sharded_model(tmp_path / "model"), tmp_path / "out"
     compress_checkpoint(model, tmp_path / "whole")
@@ -85,10 +186,22 @@ def test_resume_keeps_finished_files(tmp_path):
     assert summary.resumed == 2
     assert [p.stat().st_mtime_ns for p in sorted(out.glob("*.safetensors"))[:2]] == times
     assert tree(out) == tree(tmp_path / "whole")
-    assert not unfinished.exists()
+    assert not unfinished.exists() and not (tmp_path / ".out.unfinished.json").exists()
 
 
-@pytest.mark.parametrize("what", ["source touched", "source changed", "stored damaged", "other layout", "no journal"])
+def test_resume_reads_files_of_any_name(tmp_path):
+    model, out = sharded_model(tmp_path / "model"), tmp_path / "out"
+    (model / ".unweight-unfinished.json").write_text("[]")
+    (model / ".out.unfinished.json").write_text("{}")
+    with pytest.raises(KeyboardInterrupt):
+        compress_checkpoint(model, out, resume=True, progress=Stop("model-00002-of-00003.safetensors"))
+    assert compress_checkpoint(model, out, resume=True).resumed == 1
+    assert verify_checkpoint(out, against=model).ok
+
+
+@pytest.mark.parametrize(
+    "what", ["source touched", "source changed", "source replaced", "stored damaged", "other layout", "no journal"]
+)
 def test_resume_makes_again_what_it_cannot_trust(tmp_path, what):
     model, out = sharded_model(tmp_path / "model", shards=2), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -99,6 +212,11 @@ def test_resume_makes_again_what_it_cannot_trust(tmp_path, what):
     layout = "auto"
     if what == "source touched":
         os.utime(model / first, ns=(1, 1))
+    elif what == "source replaced":  # by what differs in nothing but the inode and the time of change
+        state = (model / first).stat()
+        shutil.copy(model / first, model / "copy")
+        os.rename(model / "copy", model / first)
+        os.utime(model / first, ns=(state.st_atime_ns, state.st_mtime_ns))
     elif what == "source changed":
         tensors = weights(2, 128, 256, first=50)
         state = (model / first).stat()
@@ -112,7 +230,7 @@ def test_resume_makes_again_what_it_cannot_trust(tmp_path, what):
     elif what == "other layout":
         layout = "nibble"
     else:
-        (unfinished / ".unweight-unfinished.json").unlink()
+        (tmp_path / ".out.unfinished.json").unlink()
     summary = compress_checkpoint(model, out, layout=layout, resume=True)
     assert summary.resumed == 0
     assert verify_checkpoint(out, against=model).ok

@@ -151,7 +151,6 @@ class FolderCompressor:
             if name not in self.records:
                 self.progress.start(name)
                 self._other(name, target, edited.get(name))
-        journal.remove()
         records = {name: self.records[name] for name in self.listing.files}
         (target / NAME).write_bytes(Manifest(self.layout, records, tuple(self.listing.folders)).to_bytes())
         summary.files = len(records)
@@ -166,7 +165,7 @@ class FolderCompressor:
         if not any(map(is_packable, header.entries)):
             summary.count(header, ())
             return  # copied with the other files
-        stored = journal.finished(name, header)
+        stored = journal.finished(name, header, self.threads)
         if stored is None:
             path.unlink(missing_ok=True)
             packer = FilePacker(source, header, self.names[name], self.layout, self.progress)
@@ -250,15 +249,18 @@ def compress_checkpoint(
     overwrite: bool = False,
     resume: bool = False,
     verify: bool = False,
+    sync: bool = True,
     progress: ProgressCallback | None = None,
 ) -> CompressSummary:
     """Packs the BF16 tensors of a checkpoint, without loss.
 
     `source`: a folder with safetensors files (a Hugging Face model or pipeline; subfolders too), or one such file.
     `target`: what to make; it appears when all of it is written. `layout`: of the packed tensors: `archive` (the
-    smallest, what `auto` is), `huffman` or `nibble`. `threads`: 0 for all cores. `overwrite`: replace an existing
-    checkpoint. `resume` (folders): keep finished files of an interrupted run, and go on from them next time. `verify`:
-    decode the result once before it appears. `progress` is called with bytes done, bytes in all, and the file's name.
+    smallest, what `auto` is), `huffman` or `nibble`. `threads`: 0 for all cores, at most 16. `overwrite`: replace a
+    packed folder that holds nothing else, or a safetensors file. `resume` (folders): keep finished files of an
+    interrupted run, and go on from them next time. `verify`: decode the result once before it appears. `sync`: wait
+    until it is on the disk before it gets its name, so that a loss of power leaves nothing half-written there.
+    `progress` is called with bytes done, bytes in all, and the file's name.
 
     Memory stays within three times the largest tensor + 64 MiB. Raises CheckpointError (a ValueError) for what can't be
     compressed, OSError for what the system refuses.
@@ -271,17 +273,23 @@ def compress_checkpoint(
     if source.is_dir():
         keep = target.with_name(f".{target.name}.unfinished") if resume else None
         compressor = FolderCompressor(source, layout, threads, progress)
-        with atomic_output(target, overwrite=overwrite, keep_as=keep) as temporary:
-            with Journal(source, temporary, layout, enabled=resume) as journal:
-                compressor.run(temporary, summary, journal)
-                _verify(temporary, verify, threads, summary)
+        with (
+            Journal(source, keep, layout) as journal,
+            atomic_output(
+                target, overwrite=overwrite, keep_as=keep, sync=sync, progress=compressor.progress
+            ) as temporary,
+        ):
+            compressor.run(temporary, summary, journal)
+            _verify(temporary, verify, threads, summary)
     else:
         if resume:
             raise CheckpointError(at(source, "only a folder can be resumed"))
         if target.suffix != ".safetensors":
             raise CheckpointError(at(target, "expected a name that ends in .safetensors, as the input is such a file"))
-        with atomic_output(target, overwrite=overwrite) as temporary:
-            _compress_file(source, temporary, layout, threads, summary, progress)
+        header = read_source_header(source)
+        counter = Progress(progress, header.file_bytes)
+        with atomic_output(target, overwrite=overwrite, sync=sync, progress=counter) as temporary:
+            _compress_file(source, header, temporary, layout, threads, summary, counter)
             _verify(temporary, verify, threads, summary)
     summary.seconds = time.monotonic() - begin
     return summary
@@ -296,11 +304,15 @@ def _verify(path: Path, wanted: bool, threads: int, summary: CompressSummary) ->
 
 
 def _compress_file(
-    source: Path, target: Path, layout: str, threads: int, summary: CompressSummary, callback: ProgressCallback | None
+    source: Path,
+    header: Header,
+    target: Path,
+    layout: str,
+    threads: int,
+    summary: CompressSummary,
+    progress: Progress,
 ) -> None:
-    header = read_source_header(source)
     names = choose_names({source.name: header})[source.name]
-    progress = Progress(callback, header.file_bytes)
     progress.start(source.name)
     packer = FilePacker(source, header, names, layout, progress)
     largest = max((e.nbytes for e in header.entries), default=0)

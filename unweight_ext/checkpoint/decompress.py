@@ -57,32 +57,39 @@ def decompress_checkpoint(
     *,
     threads: int = 0,
     overwrite: bool = False,
+    sync: bool = True,
     progress: ProgressCallback | None = None,
 ) -> DecompressSummary:
     """Makes the original files of a packed checkpoint (a folder or one file) again, byte for byte.
 
-    `target` appears when all of it is written and every hash was right. Raises DamagedError (a ValueError) if packed
-    bytes aren't what was written, CheckpointError for anything else that can't be decompressed, OSError for what the
-    system refuses.
+    `target` appears when all of it is written and every hash was right. `threads`: 0 for all cores, at most 16.
+    `overwrite`: replace a safetensors file, a packed folder, or a folder that holds nothing but these files. `sync`:
+    wait until it is on the disk before it gets its name, so that a loss of power leaves nothing half-written there.
+
+    Raises DamagedError (a ValueError) if packed bytes aren't what was written, CheckpointError for anything else that
+    can't be decompressed, OSError for what the system refuses.
     """
     begin = time.monotonic()
     source, target = Path(source), Path(target)
     threads = check_threads(threads)
     if not source.exists():
         raise FileNotFoundError(at(source, "doesn't exist"))
-    check_output(source, target, overwrite)
     summary = DecompressSummary(str(source), str(target))
     if source.is_dir():
         manifest, packed = open_folder(source)
-        with atomic_output(target, overwrite=overwrite) as temporary:
-            _folder(source, temporary, manifest, packed, threads, summary, progress)
+        check_output(source, target, overwrite, manifest.files)
+        sizes = {n: packed[n].original.data_bytes if n in packed else r.size for n, r in manifest.files.items()}
+        counter = Progress(progress, sum(sizes.values()))
+        with atomic_output(target, overwrite=overwrite, files=manifest.files, sync=sync, progress=counter) as temporary:
+            _folder(source, temporary, manifest, packed, threads, summary, counter)
     else:
         file = read_packed_header(source)
+        check_output(source, target, overwrite)
         if target.suffix != ".safetensors":
             raise CheckpointError(at(target, "expected a name that ends in .safetensors, as the input is such a file"))
         counter = Progress(progress, file.original.data_bytes)
         counter.start(source.name)
-        with atomic_output(target, overwrite=overwrite) as temporary:
+        with atomic_output(target, overwrite=overwrite, sync=sync, progress=counter) as temporary:
             largest = largest_tensor({source.name: file})
             FileUnpacker(source, file, counter).write(temporary, threads=threads, largest=largest)
         _count(summary, file)
@@ -103,11 +110,9 @@ def _folder(
     packed: dict[str, PackedFile],
     threads: int,
     summary: DecompressSummary,
-    callback: ProgressCallback | None,
+    progress: Progress,
 ) -> None:
     largest = largest_tensor(packed)
-    sizes = {n: packed[n].original.data_bytes if n in packed else r.size for n, r in manifest.files.items()}
-    progress = Progress(callback, sum(sizes.values()))
     target.mkdir()
     for name in manifest.folders:
         (target / name).mkdir(parents=True, exist_ok=True)

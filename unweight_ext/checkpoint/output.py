@@ -1,35 +1,66 @@
 """Outputs that are there as a whole or not at all: written beside, then renamed."""
 
 import ctypes
+import errno
 import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import CheckpointError, at
+from .manifest import NAME, read_manifest
+from .progress import Progress
 
 _AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)  # by the system, or by this file system
 
 
 def _exists(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
-def _looks_like_output(path: Path) -> bool:
-    """Whether a path is something that these commands write, so that replacing it can't destroy anything else."""
+def _foreign(path: Path, files: Collection[str]) -> str | None:
+    """What of a path these commands didn't write, so that replacing it would destroy it; None if there is nothing.
+
+    A folder must be empty, or every file in it must be named by its own manifest or be one of `files`, which are about
+    to be written again.
+    """
     if path.is_symlink():
-        return False
-    if path.is_file():
-        return path.suffix == ".safetensors"
-    return next(path.iterdir(), None) is None or any(path.rglob("*.safetensors"))
+        return "a link"
+    if not path.is_dir():
+        return None if path.is_file() and path.suffix == ".safetensors" else "not a .safetensors file"
+    known = set(files)
+    if (path / NAME).is_file():
+        try:
+            known |= {*read_manifest(path).files, NAME}
+        except CheckpointError as error:
+            return str(error)
+    for folder, folders, names in os.walk(path):
+        for name in [*names, *(f for f in folders if os.path.islink(os.path.join(folder, f)))]:
+            found = Path(folder, name)
+            if found.is_symlink() or found.relative_to(path).as_posix() not in known:
+                return f"it holds {found.relative_to(path)}"
+    return None
 
 
-def check_output(source: Path, target: Path, overwrite: bool) -> None:
-    """Raises unless `target` can be written. `source` is what it is made from."""
+def _check_replaceable(target: Path, files: Collection[str]) -> None:
+    there = target.resolve()
+    foreign = _foreign(target, files)
+    if there == Path.cwd() or there in Path.cwd().parents or there == Path.home():
+        foreign = "it holds the current folder" if there != Path.home() else "a home folder"
+    if foreign is not None:
+        raise CheckpointError(at(target, f"exists and doesn't look like a checkpoint ({foreign}); it isn't replaced"))
+
+
+def check_output(source: Path, target: Path, overwrite: bool, files: Collection[str] = ()) -> None:
+    """Raises unless `target` can be written. `source` is what it is made from.
+
+    `files`: what is to be written to a folder that may be a plain checkpoint, one without a manifest.
+    """
     here, there = source.resolve(), target.resolve()
     if here == there:
         raise CheckpointError(at(target, "the output is the input"))
@@ -43,8 +74,7 @@ def check_output(source: Path, target: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise FileExistsError(at(target, "exists already; --overwrite (overwrite=True) replaces it"))
-    if there == Path.cwd() or there in Path.cwd().parents or there == Path.home() or not _looks_like_output(target):
-        raise CheckpointError(at(target, "exists and doesn't look like a checkpoint; it isn't replaced"))
+    _check_replaceable(target, files)
 
 
 def _remove(path: Path) -> None:
@@ -54,45 +84,109 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _exchange(a: Path, b: Path) -> bool:
-    """Swaps two paths at once. False where the system or the file system can't."""
-    if sys.platform != "linux":
-        return False
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
-    return renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0
+def _renameat2(a: Path, b: Path, flag: int) -> int:
+    """Linux's rename with a flag. Returns 0 or an errno; ENOSYS where there is no such call."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    if function is None:
+        return errno.ENOSYS
+    if function(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), flag) == 0:
+        return 0
+    return ctypes.get_errno()
 
 
-def _put(temporary: Path, target: Path, overwrite: bool) -> None:
-    if not _exists(target):
-        temporary.rename(target)
-    elif not overwrite:  # somebody else made it meanwhile
-        raise FileExistsError(at(target, "exists already"))
-    elif _exchange(temporary, target):
-        _remove(temporary)
-    else:
-        old = target.with_name(f".{target.name}.old-{secrets.token_hex(4)}")
-        target.rename(old)
+def _rename_new(temporary: Path, target: Path) -> None:
+    """Renames to a name that must be free. Raises FileExistsError, also if it was taken in this very moment."""
+    error = _renameat2(temporary, target, _RENAME_NOREPLACE)
+    if error in _UNSUPPORTED:
         try:
-            temporary.rename(target)
-        except OSError:
-            old.rename(target)
+            if not temporary.is_dir():
+                os.link(temporary, target)
+                temporary.unlink()
+                return
+        except FileExistsError:
+            error = errno.EEXIST
+        except OSError:  # no links there
+            pass
+        if error != errno.EEXIST and not _exists(target):
+            temporary.rename(target)  # a folder replaces at most an empty one
+            return
+        error = errno.EEXIST
+    if error:
+        raise OSError(error, os.strerror(error), str(target))  # EEXIST makes it a FileExistsError
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    if _renameat2(temporary, target, _RENAME_EXCHANGE) == 0:
+        _remove(temporary)
+        return
+    old = target.with_name(f".{target.name}.old-{secrets.token_hex(4)}")
+    target.rename(old)
+    try:
+        temporary.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    _remove(old)
+
+
+def _put(temporary: Path, target: Path, overwrite: bool, files: Collection[str]) -> None:
+    try:
+        _rename_new(temporary, target)
+    except FileExistsError:
+        if not overwrite:  # somebody else made it meanwhile
+            raise FileExistsError(at(target, "exists already")) from None
+        _check_replaceable(target, files)  # once more: what lies there now
+        _replace(temporary, target)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or a folder's list of names, is on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:  # a file system that knows no such thing
             raise
-        _remove(old)
+    finally:
+        os.close(fd)
+
+
+def _sync_tree(path: Path) -> None:
+    if path.is_dir():
+        for folder, _, names in os.walk(path, topdown=False):
+            for name in names:
+                _sync(Path(folder, name))
+            _sync(Path(folder))
+    else:
+        _sync(path)
 
 
 @contextmanager
-def atomic_output(target: Path, *, overwrite: bool = False, keep_as: Path | None = None) -> Iterator[Path]:
+def atomic_output(
+    target: Path,
+    *,
+    overwrite: bool = False,
+    keep_as: Path | None = None,
+    files: Collection[str] = (),
+    sync: bool = True,
+    progress: Progress | None = None,
+) -> Iterator[Path]:
     """A path beside `target` to write to, file or folder, renamed to `target` at the end.
 
-    After an error or an interruption it is removed, unless `keep_as` names a folder to work in and to keep.
+    After an error or an interruption it is removed, unless `keep_as` names a folder to work in and to keep. `files` is
+    that of `check_output`. `sync`: all of it is on the disk before it gets its name, so that not even a loss of power
+    leaves a part of it there; `progress` is told.
     """
     temporary = keep_as or target.with_name(f".{target.name}.tmp-{secrets.token_hex(4)}")
     try:
         yield temporary
-        _put(temporary, target, overwrite)
+        if sync:
+            if progress is not None:
+                progress.start("to the disk")
+            _sync_tree(temporary)
+        _put(temporary, target, overwrite, files)
+        if sync:
+            _sync(target.absolute().parent)
     except BaseException:
         if keep_as is None:
             _remove(temporary)
