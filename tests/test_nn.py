@@ -265,3 +265,14 @@ def test_a_module_compiles_with_inductor():
         torch.testing.assert_close(compiled(x), block(x), atol=2e-2, rtol=2e-2)
         compiled(x).sum().backward()
         assert x.grad.isfinite().all()
+
+
+def test_packed_bytes_from_anywhere_are_realigned():
+    plain = plain_linear(bias=False)
+    packed = pack(plain.weight.detach(), "nibble")
+    room = torch.zeros(packed.shape[0], packed.shape[1] + 3, dtype=torch.uint8)
+    room[:, 1 : 1 + packed.shape[1]] = packed
+    new = u.Linear(plain.in_features, plain.out_features, bias=False)
+    new.set_packed(room[:, 1 : 1 + packed.shape[1]])
+    assert_same_bits(new.weight, plain.weight.detach())
+    assert new(torch.ones(1, plain.in_features, dtype=torch.bfloat16)).shape == (1, plain.out_features)

@@ -12,6 +12,12 @@ from .packed import info, layout_id, pack_quietly, transcode_quietly, verify
 _ALIGNMENT = 64
 
 
+def _aligned(packed: Tensor) -> Tensor:
+    if packed.data_ptr() % _ALIGNMENT or not packed.is_contiguous():
+        return packed.clone(memory_format=torch.contiguous_format)
+    return packed
+
+
 class _PackedModule(nn.Module):
     """What the two share: the buffer `weight_packed` [rows, row_bytes], its layout, loading, and `.weight`.
 
@@ -61,7 +67,7 @@ class _PackedModule(nn.Module):
         """Takes a packed weight as it is, after checking its checksums. Raises ValueError."""
         self.layout = self._checked(packed)
         self._layout_id = ops.LAYOUTS.index(self.layout)
-        self.weight_packed = packed
+        self.weight_packed = _aligned(packed)
 
     def _check_loaded(self) -> None:
         if self.layout is None:
@@ -93,8 +99,7 @@ class _PackedModule(nn.Module):
             wanted = ops.LAYOUTS[layout_id(self.wanted_layout, self.weight_packed.device)]
             packed = transcode_quietly(packed, wanted)
             layout = info(packed).layout
-        if packed.data_ptr() % _ALIGNMENT or not packed.is_contiguous():
-            packed = packed.clone(memory_format=torch.contiguous_format)
+        packed = _aligned(packed)
         old = self.weight_packed
         if assign or old.device.type == "meta":
             self.weight_packed = packed
