@@ -1,18 +1,11 @@
-// vdpbf16ps on tiles that were decoded into the cache just before (see linear_block.h). One order of arithmetic for all
-// sizes: a row's columns ascend in units of 8, one vdpbf16ps (BF16 x) or two FMAs (FP32 x) each, in four partial sums.
+// Products with packed weights: loops over stages, warps and tokens (see linear_block.h, product_avx512.h).
 #include "decode_avx512.h"
 #include "linear_block.h"
+#include "nibble_product_avx512.h"
+#include "product_avx512.h"
 
 namespace unweight {
 namespace {
-
-// Sums of a token and a warp: a vector of 4 rows x 4 partial sums for each group.
-constexpr int kSums = kGroups * 16;
-
-// What a multiplication asks for on the side, so that the next stages are there when it is done.
-struct Ahead {
-  uintptr_t at, end;
-};
 
 UNWEIGHT_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -24,116 +17,6 @@ UNWEIGHT_INLINE Ahead stages_ahead(const MatrixView& matrix, uint64_t stage, uin
   };
   return {address(stage), address(stage + count)};
 }
-
-template <int kTokens>
-UNWEIGHT_INLINE void multiply_bfloat16(const uint8_t* tiles, int64_t units, const uint16_t* x, int64_t x_stride,
-                                       float* sums, Ahead& ahead) {
-  __m512 sum[kTokens][kGroups];
-#pragma GCC unroll 8
-  for (int t = 0; t < kTokens; t++)
-#pragma GCC unroll 4
-    for (int g = 0; g < kGroups; g++) sum[t][g] = _mm512_load_ps(sums + t * kSums + g * 16);
-  uintptr_t at = ahead.at;
-  const uintptr_t step = ahead.at < ahead.end ? 2 * kVectorBytes : 0;
-  for (int64_t u = 0; u < units; u++, tiles += kUnitBytes, x += kUnitColumns) {
-    __m512i w[kGroups];
-#pragma GCC unroll 4
-    for (int g = 0; g < kGroups; g++) w[g] = _mm512_load_si512(tiles + g * kVectorBytes);
-    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
-    _mm_prefetch(reinterpret_cast<const char*>(at + kVectorBytes), _MM_HINT_T1);
-    at += step;
-#pragma GCC unroll 8
-    for (int t = 0; t < kTokens; t++) {
-      const __m512i columns =
-          _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + t * x_stride)));
-#pragma GCC unroll 4
-      for (int g = 0; g < kGroups; g++) sum[t][g] = _mm512_dpbf16_ps(sum[t][g], (__m512bh)w[g], (__m512bh)columns);
-    }
-  }
-  ahead.at = at;
-#pragma GCC unroll 8
-  for (int t = 0; t < kTokens; t++)
-#pragma GCC unroll 4
-    for (int g = 0; g < kGroups; g++) _mm512_store_ps(sums + t * kSums + g * 16, sum[t][g]);
-}
-
-template <int kTokens>
-UNWEIGHT_INLINE void multiply_float32(const uint8_t* tiles, int64_t units, const float* x, int64_t x_stride,
-                                      float* sums) {
-  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6);
-  const __m512i odd = _mm512_add_epi32(even, splat(1)), upper = splat(0xFFFF0000);
-  __m512 sum[kTokens][kGroups];
-#pragma GCC unroll 4
-  for (int t = 0; t < kTokens; t++)
-#pragma GCC unroll 4
-    for (int g = 0; g < kGroups; g++) sum[t][g] = _mm512_load_ps(sums + t * kSums + g * 16);
-  for (int64_t u = 0; u < units; u++, tiles += kUnitBytes, x += kUnitColumns) {
-    __m512 first[kGroups], second[kGroups];
-#pragma GCC unroll 4
-    for (int g = 0; g < kGroups; g++) {
-      const __m512i w = _mm512_load_si512(tiles + g * kVectorBytes);
-      first[g] = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
-      second[g] = _mm512_castsi512_ps(_mm512_and_si512(w, upper));
-    }
-#pragma GCC unroll 4
-    for (int t = 0; t < kTokens; t++) {
-      const __m512 columns = _mm512_castps256_ps512(_mm256_loadu_ps(x + t * x_stride));
-      const __m512 x_even = _mm512_permutexvar_ps(even, columns), x_odd = _mm512_permutexvar_ps(odd, columns);
-#pragma GCC unroll 4
-      for (int g = 0; g < kGroups; g++)
-        sum[t][g] = _mm512_fmadd_ps(second[g], x_odd, _mm512_fmadd_ps(first[g], x_even, sum[t][g]));
-    }
-  }
-#pragma GCC unroll 4
-  for (int t = 0; t < kTokens; t++)
-#pragma GCC unroll 4
-    for (int g = 0; g < kGroups; g++) _mm512_store_ps(sums + t * kSums + g * 16, sum[t][g]);
-}
-
-// As many tokens as there are registers for; returns how many.
-UNWEIGHT_INLINE int64_t multiply_tokens(int64_t tokens, const uint8_t* tiles, int64_t units, const uint16_t* x,
-                                        int64_t x_stride, float* sums, Ahead& ahead) {
-  switch (tokens) {
-    case 1: multiply_bfloat16<1>(tiles, units, x, x_stride, sums, ahead); return 1;
-    case 2: multiply_bfloat16<2>(tiles, units, x, x_stride, sums, ahead); return 2;
-    case 3: multiply_bfloat16<3>(tiles, units, x, x_stride, sums, ahead); return 3;
-    case 4:
-    case 7:
-    case 8: multiply_bfloat16<4>(tiles, units, x, x_stride, sums, ahead); return 4;
-    case 5: multiply_bfloat16<5>(tiles, units, x, x_stride, sums, ahead); return 5;
-    default: multiply_bfloat16<6>(tiles, units, x, x_stride, sums, ahead); return 6;
-  }
-}
-
-UNWEIGHT_INLINE int64_t multiply_tokens(int64_t tokens, const uint8_t* tiles, int64_t units, const float* x,
-                                        int64_t x_stride, float* sums, Ahead&) {
-  switch (tokens) {
-    case 1: multiply_float32<1>(tiles, units, x, x_stride, sums); return 1;
-    case 2: multiply_float32<2>(tiles, units, x, x_stride, sums); return 2;
-    case 3: multiply_float32<3>(tiles, units, x, x_stride, sums); return 3;
-    default: multiply_float32<4>(tiles, units, x, x_stride, sums); return 4;
-  }
-}
-
-// Adds the partial sums: 16 rows in order.
-UNWEIGHT_INLINE __m512 sum_rows(const float* sums) {
-  const __m512 a = _mm512_load_ps(sums), b = _mm512_load_ps(sums + 16);
-  const __m512 c = _mm512_load_ps(sums + 32), d = _mm512_load_ps(sums + 48);
-  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  const __m512 rows = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
-  // Lane 4·row + group so far.
-  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), rows);
-}
-
-UNWEIGHT_INLINE __m512 load_bias(const uint16_t* bias, __mmask16 rows) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(rows, bias)), 16));
-}
-UNWEIGHT_INLINE __m512 load_bias(const float* bias, __mmask16 rows) { return _mm512_maskz_loadu_ps(rows, bias); }
-UNWEIGHT_INLINE void store_rows(uint16_t* y, __mmask16 rows, __m512 sums) {
-  _mm256_mask_storeu_epi16(y, rows, (__m256i)_mm512_cvtneps_pbh(sums));
-}
-UNWEIGHT_INLINE void store_rows(float* y, __mmask16 rows, __m512 sums) { _mm512_mask_storeu_ps(y, rows, sums); }
 
 // 16 rows x 128 columns (or what is left of them) of row-major weights to a tile.
 UNWEIGHT_INLINE void tile_rows(const uint16_t* weights, uint64_t stride, int64_t rows, int64_t columns, uint8_t* tile) {
@@ -219,6 +102,56 @@ UNWEIGHT_INLINE Damage multiply_pairs(const Product<T>& p, uint8_t* tiles) {
   return {Flaw::kNone, 0, 0};
 }
 
+constexpr int64_t kRegisterTokens = 4;
+
+template <int kTokens>
+UNWEIGHT_INLINE Damage multiply_nibbles(const Product<uint16_t>& p, uint8_t* tiles) {
+  const MatrixView& matrix = p.matrix;
+  BlockDecoder decoder{matrix, p.task.block * matrix.stages_per_block, true, {}, {}, {}, {}, {}};
+  const int64_t whole_stages = matrix.in_features / kStageColumns;
+  for (int64_t s = 0; s < static_cast<int64_t>(matrix.stages_per_block); s++) {
+    const auto damage = [&](Flaw flaw, int64_t warp) {
+      return Damage{flaw, static_cast<uint8_t>(warp), decoder.first_stage + s};
+    };
+    Stage stage;
+    if (!find_stage(matrix, decoder.first_stage + s, true, stage)) return damage(Flaw::kIndex, 0);
+    const bool raw = WarpHeader{load_word(stage.bytes)}.is_raw();
+    WarpSection sections[kWarps];
+    uint32_t zero_rows = 0;
+    for (int64_t warp = 0; warp < p.warps && !raw; warp++) {
+      if (!open_section(stage, warp, true, sections[warp])) return damage(Flaw::kSection, warp);
+      zero_rows |= sections[warp].zero_rows;
+    }
+    if (__builtin_expect(raw || zero_rows, 0)) {
+      for (int64_t warp = 0; warp < p.warps; warp += 2) {
+        Damage found = decode_pair(decoder, s, warp, tiles, kTileBytes);
+        if (found.flaw == Flaw::kNone) found = finish_patches(decoder);
+        if (found.flaw != Flaw::kNone) return found;
+        multiply_tiles(p, warp, smaller(warp + 2, p.warps), tiles, kTileBytes, s, 1, Ahead{0, 0});
+      }
+      continue;
+    }
+    const bool whole = s < whole_stages;
+    for (int64_t warp = 0; warp < p.warps; warp++)
+      if (!multiply_nibble_warp<kTokens>(stage, warp, sections[warp].patches, nibble_scale(matrix),
+                                         whole ? p.x + s * kStageColumns : p.x_tail, whole ? p.x_stride : kStageColumns,
+                                         p.sums + warp * kTokens * kSums))
+        return damage(Flaw::kPatches, warp);
+  }
+  return {Flaw::kNone, 0, 0};
+}
+
+UNWEIGHT_INLINE Damage multiply_few(const Product<uint16_t>& p, uint8_t* tiles) {
+  if (p.matrix.layout == Layout::kNibble) switch (p.task.tokens) {
+      case 1: return multiply_nibbles<1>(p, tiles);
+      case 2: return multiply_nibbles<2>(p, tiles);
+      case 3: return multiply_nibbles<3>(p, tiles);
+      case kRegisterTokens: return multiply_nibbles<kRegisterTokens>(p, tiles);
+    }
+  return multiply_pairs(p, tiles);
+}
+UNWEIGHT_INLINE Damage multiply_few(const Product<float>& p, uint8_t* tiles) { return multiply_pairs(p, tiles); }
+
 // More tokens, or rows that lie ready: some stages of all warps at a time.
 template <class T>
 UNWEIGHT_INLINE Damage multiply_stages(const Product<T>& p, uint8_t* tiles, int64_t at_once) {
@@ -261,7 +194,7 @@ UNWEIGHT_INLINE Damage multiply_block(const LinearJob& job, const LinearBlock& t
                               reinterpret_cast<float*>(scratch + kWarps * at_once * kTileBytes)};
   std::memset(product.sums, 0, sizeof(float) * kSums * tokens * product.warps);
   const Damage damage =
-      at_once == 1 && !task.rows ? multiply_pairs(product, scratch) : multiply_stages(product, scratch, at_once);
+      at_once == 1 && !task.rows ? multiply_few(product, scratch) : multiply_stages(product, scratch, at_once);
   if (damage.flaw != Flaw::kNone) return damage;
 
   for (int64_t warp = 0; warp < product.warps; warp++) {
