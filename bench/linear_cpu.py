@@ -195,10 +195,12 @@ def main() -> None:
     if options.gemv:
         return serve_gemv(*options.gemv, options.runs)
     pin_threads(options.threads)
+    cores = os.sched_getaffinity(0)
 
     from machine import machine
 
     rows = [summarise(row) for shape in SHAPES for row in measure(shape, options.runs)]
+    os.sched_setaffinity(0, cores)  # OpenMP has bound this thread to one of them
     if options.json:
         print(json.dumps({"machine": machine(), "command": " ".join(["python", *sys.argv]), "rows": rows}, indent=2))
     else:
