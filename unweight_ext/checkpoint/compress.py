@@ -11,7 +11,7 @@ from .codec import check_layout, is_packable
 from .container import FORMAT, Stored, digest, file_digest, packed_name
 from .errors import CheckpointError, at
 from .files import copy_file
-from .manifest import NAME, FileRecord, Listing, Manifest, list_folder
+from .manifest import MAX_EDITED, NAME, FileRecord, Listing, Manifest, list_folder
 from .output import atomic_output, check_output
 from .pack_file import FilePacker, read_source_header
 from .pipeline import check_threads
@@ -97,7 +97,7 @@ def read_index(root: Path, name: str, headers: dict[str, Header]) -> Index | Non
     return Index(name, content, shards)
 
 
-def choose_names(headers: dict[str, Header]) -> dict[str, dict[str, str]]:
+def choose_names(headers: dict[str, Header], layout: str) -> dict[str, dict[str, str]]:
     """For each file the names of its tensors once packed. Files of one folder share their names."""
     folders: dict[str, dict[str, Header]] = {}
     for name, header in headers.items():
@@ -108,7 +108,7 @@ def choose_names(headers: dict[str, Header]) -> dict[str, dict[str, str]]:
         names: dict[str, str] = {}
         for header in files.values():
             for e in header.in_file_order():
-                if is_packable(e) and e.name not in names:
+                if is_packable(e, layout) and e.name not in names:
                     names[e.name] = packed_name(e.name, taken)
                     taken.add(names[e.name])
         result |= dict.fromkeys(files, names)
@@ -129,7 +129,7 @@ class FolderCompressor:
         self.headers = {name: read_source_header(source / name) for name in shards}
         indexes = (read_index(source, n, self.headers) for n in self.listing.files if n.endswith(".index.json"))
         self.indexes = [index for index in indexes if index is not None]
-        self.names = choose_names(self.headers)
+        self.names = choose_names(self.headers, layout)
         largest = max((e.nbytes for h in self.headers.values() for e in h.entries), default=0)
         self.largest = largest
         self.sizes = {name: (source / name).stat().st_size for name in self.listing.files}
@@ -162,7 +162,7 @@ class FolderCompressor:
 
     def _pack(self, name: str, target: Path, summary: CompressSummary, journal: Journal) -> None:
         header, source, path = self.headers[name], self.source / name, target / name
-        if not any(map(is_packable, header.entries)):
+        if not any(is_packable(e, self.layout) for e in header.entries):
             summary.count(header, ())
             return  # copied with the other files
         stored = journal.finished(name, header, self.threads)
@@ -189,6 +189,8 @@ class FolderCompressor:
             self.records[name] = FileRecord("copied", size, found)
             return
         original = source.read_bytes()
+        if len(original) > MAX_EDITED:
+            raise CheckpointError(at(source, f"{len(original)} bytes, expected at most {MAX_EDITED} of such a file"))
         path.write_bytes(edited)
         path.chmod(source.stat().st_mode & 0o777)
         self.records[name] = FileRecord("edited", len(original), digest(original), digest(edited), original)
@@ -229,7 +231,7 @@ class FolderCompressor:
             summary.notes.append(f"{name} keeps its quantization_config ({method}): decompress before loading")
             return None
         content["quantization_config"] = {"quant_method": QUANT_METHOD, "format": int(FORMAT), "layout": self.layout}
-        return json.dumps(content, indent=2, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        return json.dumps(content, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def check_source(source: Path) -> Path:
@@ -312,7 +314,7 @@ def _compress_file(
     summary: CompressSummary,
     progress: Progress,
 ) -> None:
-    names = choose_names({source.name: header})[source.name]
+    names = choose_names({source.name: header}, layout)[source.name]
     progress.start(source.name)
     packer = FilePacker(source, header, names, layout, progress)
     largest = max((e.nbytes for e in header.entries), default=0)

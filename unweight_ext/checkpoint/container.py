@@ -6,6 +6,7 @@ docs/CHECKPOINT.md describes the format.
 import base64
 import binascii
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ def zip_text(data: bytes) -> str:
 
 
 def unzip_text(text: str, limit: int = MAX_HEADER) -> bytes:
-    """Undoes `zip_text`. Raises ValueError."""
+    """Undoes `zip_text`, for at most `limit` bytes. Raises ValueError."""
     unzip = zlib.decompressobj()
     try:
         data = unzip.decompress(base64.b64decode(text, validate=True), limit)
@@ -164,7 +165,8 @@ def parse_packed(path: Path | str, header: Header) -> PackedFile:
         layout = metadata[LAYOUT_KEY]
         if not isinstance(names, dict) or len(digests) != DIGEST_CHARS * len(original.entries):
             raise ValueError(f"{NAMES_KEY} or {DIGESTS_KEY} doesn't fit the original header")
-        bytes.fromhex(digests)
+        if not re.fullmatch("[0-9a-f]*", digests):
+            raise ValueError(f"{DIGESTS_KEY} isn't hexadecimal")
     except KeyError as error:
         raise DamagedError(at(path, f"no {error.args[0]!r} in {METADATA}")) from None
     except CheckpointError:
@@ -198,6 +200,7 @@ def _check_stored(path: Path | str, tensor: Stored) -> None:
         old.dtype == "BF16"
         and len(old.shape) >= 2
         and old.numel > 0
+        and new.numel > 0
         and len(new.shape) in (2, 3)
         and (not stacked or len(old.shape) == 3)
         and new.shape[:-1] == matrix_shape(old.shape, stacked)[:-1]

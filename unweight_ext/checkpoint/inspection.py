@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from ..ops import LAYOUTS
-from .codec import UNPACK_COST, bytes_of, describe, is_packable, unpack_bytes, unpack_threads
+from .codec import DISK_LAYOUT, UNPACK_COST, bytes_of, describe, is_packable, unpack_bytes, unpack_threads
 from .container import Stored, is_packed, parse_packed
 from .errors import CheckpointError, at
 from .manifest import list_folder
 from .memory import memory_budget
 from .pipeline import Stage, check_threads, run_jobs
 from .progress import Progress, ProgressCallback
-from .safetensors_io import Header, read_header, reading
+from .safetensors_io import Entry, Header, read_header, read_into, reading
 
 _PIECE = 1 << 16  # weights counted at once: what numpy makes of them stays in a cache
+_HEAD_BYTES = 4096  # a packed matrix's header and code take less
 _STORED = "stored"
 # What `archive` takes above the entropy of single exponents, measured on all-mpnet-base-v2.
 _ARCHIVE_OVERHEAD_BITS = 0.03
@@ -81,8 +82,7 @@ class _Job:
 
 def exponent_entropy(data: memoryview) -> float:
     """Bits an exponent takes at least in BF16 bytes, on average."""
-    words = np.frombuffer(data, np.uint8)
-    words = words.view(np.uint16) if words.ctypes.data % 2 == 0 else words.copy().view(np.uint16)
+    words = np.frombuffer(data, np.uint16)
     counts = np.zeros(512, np.int64)  # sign and exponent
     for start in range(0, len(words), _PIECE):
         counts += np.bincount(words[start : start + _PIECE] >> 7, minlength=512)
@@ -120,20 +120,33 @@ class _File:
         if original.dtype != "BF16" or not original.numel or not (entropy or job.tensor.packed):
             return
         start = self.header.data_start + stored.start
-        with reading(self.path, fd, stored.nbytes, start, populate=entropy) as data:
+        if not entropy:
+            layout, report.patches = describe(self._heads(stored, fd, start), stored, self._where(stored))
+            report.layout = LAYOUTS[layout]
+            return
+        with reading(self.path, fd, stored.nbytes, start) as data:
             if job.tensor.packed:
-                where = at(self.path, f"tensor {stored.name!r}")
+                where = self._where(stored)
                 layout, report.patches = describe(data, stored, where)
                 report.layout = LAYOUTS[layout]
-                if entropy:
-                    weight = unpack_bytes(data, stored, original, where, threads)
-                    report.exponent_entropy = exponent_entropy(bytes_of(weight))
-            elif entropy:
+                weight = unpack_bytes(data, stored, original, where, threads)
+                report.exponent_entropy = exponent_entropy(bytes_of(weight))
+            else:
                 report.exponent_entropy = exponent_entropy(data)
-        if report.exponent_entropy is not None:
-            report.floor = 8 + report.exponent_entropy
-            if not self.packed and is_packable(original):
-                report.estimate = min(16.0, report.floor + _ARCHIVE_OVERHEAD_BITS)
+        report.floor = 8 + report.exponent_entropy
+        if not self.packed and is_packable(original, DISK_LAYOUT):
+            report.estimate = min(16.0, report.floor + _ARCHIVE_OVERHEAD_BITS)
+
+    def _where(self, stored: Entry) -> str:
+        return at(self.path, f"tensor {stored.name!r}")
+
+    def _heads(self, stored: Entry, fd: int, start: int) -> memoryview:
+        """A packed tensor of which only the first bytes of each matrix are read; the rest is zeros without pages."""
+        view = memoryview(np.zeros(stored.nbytes, np.uint8))
+        size = stored.shape[-2] * stored.shape[-1]
+        for at_byte in range(0, stored.nbytes, size):
+            read_into(self.path, fd, view[at_byte : at_byte + min(size, _HEAD_BYTES)], start + at_byte)
+        return view
 
 
 def inspect_checkpoint(

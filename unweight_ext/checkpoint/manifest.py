@@ -2,17 +2,24 @@
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .container import CHECK_KEY, FORMAT, FORMAT_KEY, NO_DIGEST, digest, unzip_text, zip_text
+from .container import CHECK_KEY, DIGEST_CHARS, FORMAT, FORMAT_KEY, NO_DIGEST, digest, unzip_text, zip_text
 from .errors import CheckpointError, DamagedError, at
 
 NAME = "unweight.json"
 LEFT_OUT = (".git",)  # its objects hold every weight once more
 KINDS = ("packed", "copied", "edited")
+MAX_EDITED = 100_000_000  # bytes of a file that is edited: they are held in memory
 _DIGEST_FIELD = f'"{CHECK_KEY}": "'
+
+
+def _check_digest(value: Any) -> None:
+    if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{DIGEST_CHARS}}}", value):
+        raise ValueError(f"the digest {value!r}")
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,14 @@ class FileRecord:
     def from_json(value: Any) -> "FileRecord":
         """Raises ValueError, KeyError or TypeError."""
         kind, size, hexadecimal = value["kind"], value["size"], value["xxh3_128"]
-        if kind not in KINDS or type(size) is not int or not isinstance(hexadecimal, str):
-            raise ValueError(f"a record of kind {kind!r}")
+        if kind not in KINDS or type(size) is not int or size < 0:
+            raise ValueError(f"a record of kind {kind!r} and size {size!r}")
+        _check_digest(hexadecimal)
         if kind != "edited":
             return FileRecord(kind, size, hexadecimal)
+        if size > MAX_EDITED:
+            raise ValueError(f"an edited file of {size} bytes, allowed are {MAX_EDITED}")
+        _check_digest(value["stored_xxh3_128"])
         original = unzip_text(value["original"], size + 1)
         if len(original) != size or digest(original) != hexadecimal:
             raise ValueError("the kept original doesn't have its size and hash")
@@ -71,7 +82,7 @@ class Manifest:
 def _safe(name: Any) -> str:
     """A relative path that stays inside its folder, whoever wrote it."""
     path = PurePosixPath(name)
-    if path.is_absolute() or not path.parts or ".." in path.parts or str(path) != name:
+    if path.is_absolute() or not path.parts or ".." in path.parts or str(path) != name or "\0" in name:
         raise ValueError(f"the path {name!r}")
     return name
 
@@ -90,7 +101,11 @@ def read_manifest(folder: Path) -> Manifest:
         if len(check) != len(NO_DIGEST) or digest(data.replace(check, NO_DIGEST.encode(), 1)).encode() != check:
             raise ValueError(f"its hash isn't {CHECK_KEY}")
         files = {_safe(name): FileRecord.from_json(value) for name, value in content["files"].items()}
-        return Manifest(str(content["layout"]), files, tuple(map(_safe, content["folders"])))
+        folders = tuple(map(_safe, content["folders"]))
+        parents = {str(p) for name in [*files, *folders] for p in PurePosixPath(name).parents}
+        if both := files.keys() & {*folders, *parents}:
+            raise ValueError(f"the path {min(both)!r} is a file and a folder")
+        return Manifest(str(content["layout"]), files, folders)
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

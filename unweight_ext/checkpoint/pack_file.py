@@ -29,6 +29,7 @@ from .memory import memory_budget
 from .pipeline import Stage, run_jobs
 from .progress import Progress
 from .safetensors_io import DTYPE_BITS, Entry, Header, advise_soon, read_header, reading, write_all
+from .unpack_file import read_packed_header
 
 _PIECE_BYTES = 8 << 20  # how much of what isn't packed is copied at once
 _BATCH_TENSORS = 256
@@ -115,8 +116,8 @@ class FilePacker:
     def __init__(self, source: Path, header: Header, names: dict[str, str], layout: str, progress: Progress) -> None:
         self.source, self.header, self.layout, self.progress = source, header, layout, progress
         entries = header.in_file_order()
-        as_is = [e for e in entries if not is_packable(e)]
-        packs = [_Pack(e, names[e.name]) for e in entries if is_packable(e)]
+        packs = [_Pack(e, names[e.name]) for e in entries if is_packable(e, layout)]
+        as_is = [e for e in entries if not is_packable(e, layout)]
         # In this order everything is aligned to its elements, and most packed matrices to 16 bytes or more.
         wide = sorted((e for e in as_is if DTYPE_BITS[e.dtype] >= 16), key=lambda e: -DTYPE_BITS[e.dtype])
         self.jobs: list[_Copy | _Pack] = [
@@ -145,6 +146,12 @@ class FilePacker:
             os.ftruncate(self._out, self._out_start + self.end)
             write_all(self._out, len(text).to_bytes(8, "little") + text, 0)
             os.fchmod(self._out, os.fstat(self._in).st_mode & 0o777)
+        try:
+            read_packed_header(target)
+        except CheckpointError as error:
+            raise CheckpointError(
+                at(self.source, f"can't be packed; its packed form would be unreadable: {error}")
+            ) from None
         return tuple(stored)
 
     def _append(self, entry: Entry, name: str, dtype: str, shape: tuple[int, ...], size: int) -> int:
@@ -177,7 +184,8 @@ class FilePacker:
         self._advise(job.nbytes)
         with reading(self.source, self._in, job.nbytes, self._in_start + job.entry.start) as data:
             job.digest = digest(data)
-            packed = pack_bytes(data, job.entry, self.layout, threads)
+            where = at(self.source, f"tensor {job.entry.name!r}")
+            packed = pack_bytes(data, job.entry, self.layout, where, threads)
             if packed.numel() < job.nbytes:
                 job.packed = packed
 

@@ -5,16 +5,16 @@ never hold more than one tensor.
 """
 
 import json
-import mmap
 import os
 import struct
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .errors import CheckpointError, at
 
@@ -90,6 +90,15 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def _is_text(value: str) -> bool:
+    """Whether a string can be written as UTF-8. JSON's escapes can make others, which no reader of files takes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 64
 
@@ -134,6 +143,9 @@ def parse_header(path: Path | str, text: bytes) -> Header:
     metadata = content.pop(METADATA, None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(at(path, f"{METADATA}: expected an object of strings"))
+    for name in [*metadata, *metadata.values(), *content]:
+        if not _is_text(name):
+            raise CheckpointError(at(path, f"the header has {name!r}, which UTF-8 has no form for"))
     header = Header(text, metadata, tuple(_parse_entry(path, name, value) for name, value in content.items()))
     position, previous = 0, None
     for entry in header.in_file_order():
@@ -163,7 +175,9 @@ def read_header(path: Path, fd: int) -> Header:
         )
     if 8 + length > size:
         raise CheckpointError(at(path, f"truncated: {size} bytes, expected {8 + length} for the header alone"))
-    header = parse_header(path, bytes(_pread(path, fd, length, 8)))
+    text = bytearray(length)
+    read_into(path, fd, memoryview(text), 8)
+    header = parse_header(path, bytes(text))
     if header.file_bytes != size:
         how = "truncated" if header.file_bytes > size else "too long"
         raise CheckpointError(at(path, f"{how}: {size} bytes, expected {header.file_bytes} by its header"))
@@ -175,13 +189,7 @@ def header_text(metadata: dict[str, str], entries: list[Entry]) -> bytes:
     content: dict[str, Any] = {METADATA: metadata} if metadata else {}
     for e in entries:
         content[e.name] = {"dtype": e.dtype, "shape": list(e.shape), "data_offsets": [e.start, e.end]}
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def _pread(path: Path | str, fd: int, size: int, offset: int) -> bytearray:
-    data = bytearray(size)
-    read_into(path, fd, memoryview(data), offset)
-    return data
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def read_into(path: Path | str, fd: int, view: memoryview, offset: int) -> None:
@@ -201,49 +209,16 @@ def write_all(fd: int, view: memoryview | bytes, offset: int) -> None:
         view, offset = view[n:], offset + n
 
 
-def _map(fd: int, size: int, offset: int, populate: bool) -> tuple[mmap.mmap, memoryview] | None:
-    """A private map of a part of a file with all its pages present, or None where that can't be had."""
-    if sys.platform != "linux" or size < _MAP_FROM:
-        return None
-    base = offset - offset % mmap.ALLOCATIONGRANULARITY
-    try:
-        pages = mmap.mmap(fd, offset - base + size, access=mmap.ACCESS_COPY, offset=base)
-    except (OSError, ValueError):
-        return None
-    try:
-        # Reads the file now: an error of the disk is an exception here, where touching a page later would be a signal.
-        if populate:
-            pages.madvise(_MADV_POPULATE_READ)
-    except OSError:
-        pages.close()
-        return None
-    return pages, memoryview(pages)[offset - base :]
-
-
-_MAP_FROM = 1 << 16  # below this, a copy is cheaper than a map
-_MADV_POPULATE_READ = 22  # Linux 5.14
-
-
 @contextmanager
-def reading(path: Path | str, fd: int, size: int, offset: int, *, populate: bool = True) -> Iterator[memoryview]:
-    """The bytes of a part of a file, writable (in memory only), for as long as the context lasts.
+def reading(path: Path | str, fd: int, size: int, offset: int) -> Iterator[memoryview]:
+    """The bytes of a part of a file, for as long as the context lasts.
 
-    Large parts are mapped, which costs a fifth of a copy; nothing of them stays in memory afterwards. `populate=False`
-    is for looking at little of a part.
+    They are copied: a map would cost less, but a file that somebody truncates meanwhile would kill the process.
     """
-    mapped = _map(fd, size, offset, populate)
-    if mapped is None:
-        yield memoryview(_pread(path, fd, size, offset))
-        return
-    pages, view = mapped
-    try:
-        yield view
-    finally:
-        view.release()
-        try:
-            pages.close()
-        except BufferError:  # something still looks at it (an exception's traceback); it is freed with that
-            pass
+    # Not zeroed. The allocator hands the same memory out again; memory.Resident keeps it within the budget.
+    view = memoryview(np.empty(size, np.uint8))
+    read_into(path, fd, view, offset)
+    yield view
 
 
 def advise_soon(fd: int, size: int, offset: int) -> None:
