@@ -482,3 +482,43 @@ def test_the_pipeline_passes_errors_on(where):
     with pytest.raises(OSError, match="no space"):
         run_jobs([Piece(1, 1, 1)] * 50, Stage(**steps), threads=4, budget=10)
     assert threading.active_count() == before
+
+
+def test_the_pipeline_survives_signals_at_any_moment():
+    """Each run is struck by a signal at another moment, and ends; none waits for workers that ended long ago."""
+
+    class Strike(Exception):
+        pass
+
+    def strike(*_: object) -> None:
+        raise Strike
+
+    def striker() -> None:
+        for i in range(200):
+            ready.acquire()
+            time.sleep(1e-4 + i * 1e-5)
+            signal.pthread_kill(main, signal.SIGTERM)
+
+    main, ready, struck = threading.get_ident(), threading.Semaphore(0), 0
+    old = signal.signal(signal.SIGTERM, strike)
+    thread = threading.Thread(target=striker)
+    thread.start()
+    nothing = Stage(lambda job, n: None, lambda job: None, lambda job: None)
+    try:
+        while thread.is_alive():
+            inside = True
+            try:
+                ready.release()
+                run_jobs([Piece(1, 1, 1)] * 20, nothing, threads=4, budget=100 * JOB_SCRATCH)
+                inside = False
+                time.sleep(0.1)  # until it strikes
+            except Strike:
+                struck += inside
+    finally:
+        thread.join()
+        signal.signal(signal.SIGTERM, old)
+    assert struck > 10
+    deadline = time.monotonic() + 10
+    while any("_worker" in t.name for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -123,6 +123,50 @@ def test_errors(capsys, monkeypatch, model, packed, tmp_path, arguments, code, m
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("error", [RuntimeError("oops"), ValueError("oops"), AssertionError("oops"), KeyError("oops")])
+def test_a_mistake_of_ours_is_no_difference(capsys, monkeypatch, packed, error):
+    """Python would exit with 1, which means that stored bytes are damaged."""
+
+    def mistaken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("unweight_ext.checkpoint.verify_checkpoint", mistaken)
+    code, out, err = run(capsys, "verify", packed, "--json")
+    assert code == 70 and json.loads(out) == {"error": f"{type(error).__name__}: {error}", "exit_code": 70}
+    assert err.startswith("Traceback") and "in mistaken" in err
+    assert err.splitlines()[-1] == f"unweight: error: {type(error).__name__}: {error}"
+
+
+def test_names_do_nothing_to_the_terminal(capsys, tmp_path):
+    """A name may hold escape sequences, ends of lines, and characters that turn the text around."""
+    name = "a\x1b[2J\n\x9b31m\u202eb.weight"
+    shown = "a\\x1b[2J\\n\\x9b31m\\u202eb.weight"
+    source, packed = tmp_path / "x.safetensors", tmp_path / "p\x1b.safetensors"
+    write_safetensors(source, {name: bf16("trained", 64, 512)})
+    outputs = [run(capsys, "inspect", source), run(capsys, "compress", source, packed)]
+    outputs += [run(capsys, "inspect", packed), run(capsys, "verify", packed)]
+    data = bytearray(packed.read_bytes())
+    data[-2000] ^= 1
+    packed.write_bytes(data)
+    outputs += [run(capsys, "verify", packed), run(capsys, "decompress", packed, tmp_path / "y.safetensors")]
+    assert [code for code, _, _ in outputs] == [0, 0, 0, 0, 1, 1]
+    for _, out, err in outputs:
+        assert not {"\x1b", "\x9b", "\u202e"} & {*out, *err}
+    assert shown in outputs[0][1] and shown in outputs[2][1] and "p\\x1b.safetensors" in outputs[4][2]
+    assert len(outputs[5][2].splitlines()) == 1
+
+
+def test_no_sync_is_passed_on(capsys, monkeypatch, model, tmp_path):
+    calls = []
+    monkeypatch.setattr(os, "fsync", calls.append)
+    packed, back = tmp_path / "packed", tmp_path / "back"
+    assert run(capsys, "compress", model, packed, "--no-sync", "-q")[0] == 0
+    assert run(capsys, "decompress", packed, back, "--no-sync", "-q")[0] == 0
+    assert not calls
+    assert run(capsys, "decompress", packed, back, "-f", "-q")[0] == 0
+    assert calls
+
+
 def test_verify_names_every_problem(capsys, packed):
     (packed / "tokenizer.json").write_bytes(b"{}")
     (packed / "desktop.ini").write_bytes(b"")
@@ -170,7 +214,8 @@ def test_help_tells_exit_codes_and_examples(capsys):
             main([*arguments, "--help"])
         out = capsys.readouterr().out
         assert done.value.code == 0
-        assert f"  unweight {' '.join(arguments)}".rstrip() in out and "exit codes:" in out and "  130  " in out
+        assert f"  unweight {' '.join(arguments)}".rstrip() in out and "exit codes:" in out
+        assert "  70   " in out and "  130  " in out
 
 
 def test_as_a_module():

@@ -1,32 +1,17 @@
 """The command `unweight`. What it prints for scripts: `--json` and the exit codes; all else is for people."""
 
 import argparse
-import errno
 import json
-import os
-import signal
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .terminal import progress_bar, rate_text, size_text, table_text
+from .exit_codes import DIFFERS, EXIT_CODES, OK, UNUSABLE, exit_code_of, failed, interruptible
+from .terminal import printable, progress_bar, rate_text, size_text, table_text
 
 if TYPE_CHECKING:
     from .checkpoint import Inspection
-
-OK, DIFFERS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
-
-_EXIT_CODES = """\
-exit codes:
-  0    done
-  1    stored bytes are damaged, or differ from what they are compared with
-  2    wrong usage, or a file, folder or checkpoint that can't be used
-  130  interrupted (Ctrl-C or SIGTERM); no output was left behind
-"""
 
 _DESCRIPTION = "Lossless compression of BF16 model weights: checkpoints a third smaller, every bit kept."
 
@@ -81,17 +66,10 @@ class _Parser(argparse.ArgumentParser):
         raise _Usage(f"{message} (see {self.prog} --help)")
 
 
-def _failed(message: str, as_json: bool, code: int) -> int:
-    print(f"unweight: error: {message}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"error": message, "exit_code": code}))
-    return code
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = _Parser(prog="unweight", description=_DESCRIPTION, epilog=f"{_EXAMPLES['']}\n{_EXIT_CODES}", **form)
+    parser = _Parser(prog="unweight", description=_DESCRIPTION, epilog=f"{_EXAMPLES['']}\n{EXIT_CODES}", **form)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
@@ -100,13 +78,13 @@ def build_parser() -> argparse.ArgumentParser:
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}. {more}".strip(),
-            epilog=f"{_EXAMPLES[name]}\n{_EXIT_CODES}",
+            epilog=f"{_EXAMPLES[name]}\n{EXIT_CODES}",
             **form,
         )
         p.set_defaults(run=run)
         p.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
         p.add_argument("-q", "--quiet", action="store_true", help="no progress bar, and no report unless --json")
-        p.add_argument("--threads", type=int, default=0, metavar="N", help="how many to use (0: all cores)")
+        p.add_argument("--threads", type=int, default=0, metavar="N", help="how many to use (0: all cores, at most 16)")
         return p
 
     p = add("compress", _compress, "pack the BF16 tensors of a checkpoint, without loss", _COMPRESS)
@@ -124,11 +102,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="keep finished files when interrupted, and go on from them next time"
     )
     p.add_argument("--verify", action="store_true", help="decode all of the result before it appears")
+    _add_no_sync(p)
 
     p = add("decompress", _decompress, "make the original files of a packed checkpoint again, byte for byte")
     p.add_argument("source", metavar="DIR", help="a packed folder, or one packed file")
     p.add_argument("target", metavar="OUT", help="what to make; it appears when every hash was right")
     _add_overwrite(p)
+    _add_no_sync(p)
 
     p = add("verify", _verify, "prove that a packed checkpoint gives its files back, writing nothing")
     p.add_argument("path", metavar="DIR", help="a packed folder, or one packed file")
@@ -161,6 +141,14 @@ def _add_overwrite(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_no_sync(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-sync",
+        action="store_true",
+        help="don't wait for the disk: faster, but a loss of power may leave half of OUT",
+    )
+
+
 class _Version(argparse.Action):
     """Looked up only when it is asked for."""
 
@@ -179,7 +167,7 @@ def print_result(args: argparse.Namespace, result: dict[str, Any], text: str) ->
     if args.json:
         print(json.dumps(result))
     elif not args.quiet:
-        print(text)
+        print(printable(text, keep="\n"))
 
 
 def _compress(args: argparse.Namespace) -> int:
@@ -194,6 +182,7 @@ def _compress(args: argparse.Namespace) -> int:
             overwrite=args.overwrite,
             resume=args.resume,
             verify=args.verify,
+            sync=not args.no_sync,
             progress=tell,
         )
     lines = [
@@ -217,7 +206,12 @@ def _decompress(args: argparse.Namespace) -> int:
 
     with progress_bar("unpacking", quiet=args.quiet) as tell:
         s = decompress_checkpoint(
-            args.source, args.target, threads=args.threads, overwrite=args.overwrite, progress=tell
+            args.source,
+            args.target,
+            threads=args.threads,
+            overwrite=args.overwrite,
+            sync=not args.no_sync,
+            progress=tell,
         )
     text = (
         f"{s.output}: {s.files} files, {size_text(s.bytes_out)}, every hash right, {rate_text(s.bytes_out, s.seconds)}"
@@ -240,9 +234,9 @@ def _verify(args: argparse.Namespace) -> int:
         print_result(args, asdict(s) | {"ok": True}, text)
         return OK
     for problem in s.problems:
-        print(f"unweight: {problem}", file=sys.stderr)
+        print(f"unweight: {printable(problem)}", file=sys.stderr)
     message = f"{s.path}: verification failed, {len(s.problems)} problem{'s' * (len(s.problems) > 1)}"
-    print(f"unweight: error: {message}", file=sys.stderr)
+    print(f"unweight: error: {printable(message)}", file=sys.stderr)
     if args.json:
         print(json.dumps(asdict(s) | {"ok": False, "error": message, "exit_code": DIFFERS}))
     return DIFFERS
@@ -299,7 +293,7 @@ def _print_inspection(result: "Inspection") -> None:
     table.add_column(last, justify="right", no_wrap=True)
     for t in result.tensors:
         table.add_row(
-            t.name,
+            printable(t.name),
             "×".join(map(str, t.shape)) or "scalar",
             t.dtype,
             t.layout,
@@ -309,7 +303,7 @@ def _print_inspection(result: "Inspection") -> None:
             number(t.floor),
             number(t.patches, "d") if result.packed else number(t.estimate),
         )
-    print(table_text(table) + _totals_text(result))
+    print(table_text(table) + printable(_totals_text(result)))
 
 
 def _totals_text(result: "Inspection") -> str:
@@ -334,70 +328,17 @@ def _demo(args: argparse.Namespace) -> int:
     return run_demo(args)
 
 
-def _os_error(error: OSError, args: argparse.Namespace) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        kept = "finished files are kept for --resume" if getattr(args, "resume", False) else "nothing was left behind"
-        return f"{getattr(args, 'target', tempfile.gettempdir())}: no space left on its disk; {kept}"
-    if error.errno is None:
-        return str(error)
-    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-    return f"{where}{error.strerror}"
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM is like Ctrl-C, and only the first of them counts: nothing may interrupt cleaning up and leaving."""
-
-    def interrupt(*_: object) -> NoReturn:
-        for number in old:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    def restore() -> None:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-    old: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            old[number] = signal.signal(number, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        restore()
-        raise
-    restore()
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs a command. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         args = build_parser().parse_args(argv)
     except _Usage as error:
-        return _failed(str(error), "--json" in argv, UNUSABLE)
+        return failed(str(error), "--json" in argv, UNUSABLE)
     try:
-        with _interruptible():
+        with interruptible():
             code = args.run(args)
             sys.stdout.flush()
             return code
-    except KeyboardInterrupt:
-        kept = "; the same command goes on from here" if getattr(args, "resume", False) else ""
-        return _failed(f"interrupted{kept}", args.json, INTERRUPTED)
-    except BrokenPipeError:  # `unweight inspect … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except OSError as error:
-        return _failed(_os_error(error, args), args.json, UNUSABLE)
-    except MemoryError as error:
-        return _failed(f"out of memory {error}".strip(), args.json, UNUSABLE)
-    except ImportError as error:
-        return _failed(str(error), args.json, UNUSABLE)
-    except ValueError as error:
-        from .checkpoint import CheckpointError, DamagedError
-
-        if not isinstance(error, CheckpointError):
-            raise  # a mistake of ours: its traceback is wanted
-        return _failed(str(error), args.json, DIFFERS if isinstance(error, DamagedError) else UNUSABLE)
+    except (KeyboardInterrupt, Exception) as error:
+        return exit_code_of(error, args)

