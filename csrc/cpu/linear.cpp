@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "linear_block.h"
@@ -21,6 +22,14 @@ std::vector<uint8_t> pad_last_stage(const void* x, int64_t x_row_stride, int64_t
     std::memcpy(tail.data() + t * kStageColumns * element,
                 static_cast<const uint8_t*>(x) + (t * x_row_stride + first) * element, (in_features - first) * element);
   return tail;
+}
+
+// Threads take tasks one by one, 0, 1, 2 … Dealt out like this, those that a thread takes follow each other in memory:
+// what it asks for at the end of a block is then what it needs itself. Only speed depends on the number of threads.
+int64_t deal(int64_t task, int64_t tasks) {
+  static const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t each = tasks / threads;
+  return task < each * threads ? task % threads * each + task / threads : task;
 }
 
 struct Kernel {
@@ -56,9 +65,9 @@ void linear(const Packed& w, size_t size, const void* x, int64_t x_row_stride, X
     parallel(blocks * token_runs, [&](int64_t task) {
       const int64_t first = task / blocks * run;
       Scratch& scratch = thread_scratch();
-      const Damage damage =
-          k.multiply(job, {static_cast<uint64_t>(task % blocks), nullptr, first, std::min(run, tokens - first)},
-                     scratch.reserve(scratch_bytes));
+      const Damage damage = k.multiply(
+          job, {static_cast<uint64_t>(deal(task % blocks, blocks)), nullptr, first, std::min(run, tokens - first)},
+          scratch.reserve(scratch_bytes));
       scratch.trim();
       check_damage(matrix, damage);
     });
