@@ -12,7 +12,7 @@ _COLORS = {"archive": "#1b9e77", "huffman": "#7570b3", "nibble": "#d95f02", "sto
 def check_plot(target: str) -> None:
     """Raises CheckpointError unless a picture can be drawn to `target`; called before the long work."""
     if find_spec("matplotlib") is None:
-        raise CheckpointError("--plot needs matplotlib: pip install matplotlib")
+        raise CheckpointError("--plot needs matplotlib: pip install matplotlib (or unweight-ext[plot])")
     if not Path(target).absolute().parent.is_dir():
         raise CheckpointError(at(target, "its folder doesn't exist"))
     if Path(target).suffix.lower() not in (".png", ".svg", ".pdf"):
