@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from unweight_ext.checkpoint import CheckpointError, compress_checkpoint, verify_checkpoint
 from unweight_ext.checkpoint.safetensors_io import DTYPE_BITS
 
 Raw = tuple[str, tuple[int, ...], bytes]  # dtype, shape, data
@@ -98,3 +99,18 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     return {
         p.relative_to(folder).as_posix(): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))
     }
+
+
+def packed_sharded_model(work: Path) -> tuple[Path, Path]:
+    """A small sharded folder and its packed form."""
+    model = sharded_model(work / "model", shards=2, n=64, k=128)
+    compress_checkpoint(model, work / "packed")
+    return model, work / "packed"
+
+
+def problems_of(packed: Path, **options: Any) -> list[str]:
+    """What is wrong with a packed checkpoint, even if it can't be read at all."""
+    try:
+        return verify_checkpoint(packed, **options).problems
+    except CheckpointError as error:
+        return [str(error)]
