@@ -4,8 +4,9 @@
 
 Everything runs in one process on one pinned core, in turns, a round at a time; figures are medians of the rounds. Rates
 are bytes of BF16 a second. zipnn (the peer for storage) gets the same tensors' bytes in one piece, which is its best
-case. Memory is reused by the allocator for both (MALLOC_*): what the kernel takes to clear fresh pages is not the
-codec's. `compress` is the whole command on all cores, in a process without that, from and to files in the page cache.
+case, and all results are fresh memory, as the allocator of the process gives it. (For both, the kernel's clearing of
+fresh pages is a good part of the time.) `compress` is the whole command on all cores, from and to files in the page
+cache.
 """
 
 from __future__ import annotations
@@ -35,9 +36,6 @@ from unweight_ext import checkpoint
 LAYOUTS = ("archive", "huffman", "nibble")
 
 
-REUSED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
-
-
 def unpack(packed: torch.Tensor, in_features: int) -> None:
     torch.ops.unweight.unpack(packed, in_features, torch.bfloat16)
 
@@ -58,7 +56,9 @@ def codec_rounds(tensors: list[torch.Tensor], rounds: int) -> dict[str, dict[str
         seconds.setdefault((name, step), []).append(spent)
 
     for turn in range(rounds + 1):
-        spent, compressed = timed(lambda: peer.compress(data))
+        copy = bytes(bytearray(data))  # zipnn turns its input's bits in place
+        spent, compressed = timed(lambda c=copy: peer.compress(c))
+        del copy
         back, decompressed = timed(lambda c=compressed: peer.decompress(c))
         assert decompressed == data, "zipnn doesn't round-trip"
         peer_size = len(compressed)
@@ -121,14 +121,7 @@ def main() -> None:
     source = options.checkpoint or weights.mpnet()
 
     cores = os.sched_getaffinity(0)
-    if os.environ.get("UNWEIGHT_BENCH_COMPRESS") is None:
-        command = json.dumps(compress_rounds(source, options.rounds))
-        os.execve(
-            sys.executable,
-            [sys.executable, *sys.argv],
-            {**os.environ, **REUSED_MEMORY, "UNWEIGHT_BENCH_COMPRESS": command},
-        )
-    command = json.loads(os.environ["UNWEIGHT_BENCH_COMPRESS"])
+    command = compress_rounds(source, options.rounds)
     os.sched_setaffinity(0, {max(cores)})
     torch.set_num_threads(1)
     tensors = [

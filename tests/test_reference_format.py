@@ -30,7 +30,10 @@ def test_checksum():
     data = np.random.default_rng(0).integers(0, 256, 4096, np.uint8)
     words = struct.unpack("<1024I", data.tobytes())
     assert reference.checksum(data) == sum((2**32 + t + 1) * w for t, w in enumerate(words)) % 2**64
-    assert reference.checksum(np.full(1 << 23, 255, np.uint8)) == sum(range(2**32 + 1, 2**32 + (1 << 21) + 1)) * 0xFFFFFFFF % 2**64
+    assert (
+        reference.checksum(np.full(1 << 23, 255, np.uint8))
+        == sum(range(2**32 + 1, 2**32 + (1 << 21) + 1)) * 0xFFFFFFFF % 2**64
+    )
     assert reference.checksum(b"") == 0
 
 

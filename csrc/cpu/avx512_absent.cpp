@@ -14,7 +14,7 @@ uint64_t checksum_avx512(const uint8_t*, size_t) { std::abort(); }
 int64_t decode_archive_rounds_avx512(ArchiveStreamState&, const uint32_t*, const uint8_t*, uint16_t*, int64_t, bool) {
   std::abort();
 }
-Damage unpack_block_avx512(const MatrixView&, uint64_t, uint16_t*, bool) { std::abort(); }
+Damage unpack_block_avx512(const MatrixView&, uint64_t, uint16_t*, bool, uint64_t*) { std::abort(); }
 Damage unpack_warp_avx512(const MatrixView&, uint64_t, int, uint16_t*) { std::abort(); }
 void look_up_warp_avx512(const PairWindow&, const uint16_t*, int64_t, uint32_t*, uint32_t (*)[kLanes],
                          uint32_t (*)[kLanes], uint32_t*) {

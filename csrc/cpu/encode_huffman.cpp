@@ -17,7 +17,7 @@ struct WarpPatches {
 
 // One stage between lookup and bit packing. Splitting the two lets a stage turn out raw before it is in any stream.
 struct StageCodes {
-  uint32_t plane[kPlaneBytes / 4];
+  uint32_t* plane;                         // S-plane, in the segment
   uint32_t code[kWarps][kKSteps][kLanes];  // four codes, one behind the other
   uint32_t bits[kWarps][kKSteps][kLanes];
   WarpPatches patches[kWarps];
@@ -87,7 +87,7 @@ bool look_up(const EncodePlan& plan, const StageRows& rows, StageCodes& stage) {
 struct Segment {
   WordStreams streams[kWarps];  // those of even k-steps first
   std::unique_ptr<uint32_t[]> words[kWarps];
-  std::unique_ptr<uint8_t[]> planes{new uint8_t[kMaxSegmentStages * kPlaneBytes]};
+  std::unique_ptr<uint32_t[]> planes{new uint32_t[kMaxSegmentStages * kPlaneBytes / 4]};
   WarpPatches patches[kMaxSegmentStages][kWarps];
   uint32_t words_before[kMaxSegmentStages + 1][kWarps];
   bool raw[kMaxSegmentStages];
@@ -110,7 +110,7 @@ void append_stage(const EncodePlan& plan, Segment& segment, const StageCodes& st
 
 void write_stage(const Segment& segment, int s, const uint32_t (&kept)[kWarps], EncodedBlock& block) {
   uint8_t* const begin = block.end();
-  std::memcpy(begin + kStageHeaderBytes, segment.planes.get() + s * kPlaneBytes, kPlaneBytes);
+  std::memcpy(begin + kStageHeaderBytes, segment.planes.get() + s * (kPlaneBytes / 4), kPlaneBytes);
   uint32_t at = kHuffmanSections;
   for (int w = 0; w < kWarps; w++) {
     const WarpPatches& patches = segment.patches[s][w];
@@ -145,13 +145,13 @@ void encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t 
     for (int s = 0; s < n; s++) {
       const StageRows source =
           stage_rows(rows, row_count, plan.in_features, first + s, Padding::kPairs, plan.padding_pair, edge);
+      stage.plane = segment.planes.get() + s * (kPlaneBytes / 4);
       segment.raw[s] = !look_up(plan, source, stage);
       if (!segment.raw[s]) {
         if (!started)
           for (int w = 0; w < kWarps; w++) segment.streams[w].start(segment.words[w].get(), kLanes);
         started = true;
         append_stage(plan, segment, stage);
-        std::memcpy(segment.planes.get() + s * kPlaneBytes, stage.plane, kPlaneBytes);
         for (int w = 0; w < kWarps; w++) segment.patches[s][w] = stage.patches[w];
       }
       for (int w = 0; w < kWarps; w++) segment.words_before[s + 1][w] = started ? segment.streams[w].count : 0;

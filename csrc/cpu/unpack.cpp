@@ -35,6 +35,7 @@ struct Decoder {
     return std::min<int64_t>(block_rows(), packed.header.out_features - block * block_rows());
   }
   void decode(uint64_t block, uint16_t* out, bool around_caches) const;
+  void decode_checked(uint64_t block, uint16_t* out, bool around_caches) const;
   void decode_tiles(uint64_t block, uint16_t* out) const;
   void decode_chunk(uint64_t block, uint16_t* out, bool around_caches) const;
 };
@@ -130,9 +131,21 @@ void Decoder::decode(uint64_t block, uint16_t* out, bool around_caches) const {
   if (!packed.header.tiled())
     decode_chunk(block, out, around_caches);
   else if (avx512)
-    check_damage(view, unpack_block_avx512(view, block, out, around_caches));
+    check_damage(view, unpack_block_avx512(view, block, out, around_caches, nullptr));
   else
     decode_tiles(block, out);
+}
+
+void Decoder::decode_checked(uint64_t block, uint16_t* out, bool around_caches) const {
+  if (packed.header.tiled() && avx512) {
+    // In one pass: the bytes are summed as they come into the cache.
+    uint64_t sum = 0;
+    check_damage(view, unpack_block_avx512(view, block, out, around_caches, &sum));
+    check_block_sum(packed, block, sum);
+    return;
+  }
+  check_block(packed, block, fast_checksum);
+  decode(block, out, around_caches);
 }
 
 // A packed matrix, checked once, that hands out whole blocks.
@@ -150,8 +163,7 @@ class PackedWeights : public RowSource {
     const Decoder& d = decoders_[matrix];
     for (int64_t r = 0; r < count; r += d.block_rows()) {
       const uint64_t block = (first + r) / d.block_rows();
-      check_block(packed_[matrix], block, fast_checksum);
-      d.decode(block, scratch + r * in_features, false);
+      d.decode_checked(block, scratch + r * in_features, false);
     }
     return scratch;
   }
@@ -181,8 +193,7 @@ void unpack(const uint8_t* bytes, size_t size, uint16_t* out, const Parallel& pa
   const Decoder decoder(packed, size);
   advise_huge_pages(out, 2 * packed.header.out_features * packed.header.in_features);
   parallel(packed.header.blocks(), [&](int64_t b) {
-    check_block(packed, b, fast_checksum);
-    decoder.decode(b, out + b * decoder.block_rows() * packed.header.in_features, true);
+    decoder.decode_checked(b, out + b * decoder.block_rows() * packed.header.in_features, true);
   });
 }
 
@@ -191,9 +202,8 @@ void verify(const uint8_t* bytes, size_t size, const Parallel& parallel) {
   check_header(packed, size);
   const Decoder decoder(packed, size);
   parallel(packed.header.blocks(), [&](int64_t b) {
-    check_block(packed, b, fast_checksum);
     std::unique_ptr<uint16_t[]> scratch(new uint16_t[decoder.rows_of(b) * packed.header.in_features]);
-    decoder.decode(b, scratch.get(), false);
+    decoder.decode_checked(b, scratch.get(), false);
   });
 }
 

@@ -1,6 +1,7 @@
 // Tiles -> rows. See unpack_avx512.h.
 #include "unpack_avx512.h"
 
+#include "checksum_avx512.h"
 #include "decode_avx512.h"
 
 namespace unweight {
@@ -62,9 +63,10 @@ UNWEIGHT_INLINE void store_pair(const Output& output, uint64_t stage, int first_
   }
 }
 
-// Rows [first_row, last_row) of a block or what is left of them; first_row is a warp's first one.
+// Rows [first_row, last_row) of a block or what is left of them; first_row is a warp's first one. `checksum`: of the
+// block, or null.
 UNWEIGHT_INLINE Damage unpack_rows(const MatrixView& matrix, uint64_t block, uint64_t first_row, uint64_t last_row,
-                                   uint16_t* out, bool around_caches) {
+                                   uint16_t* out, bool around_caches, uint64_t* checksum) {
   const uint64_t rows = matrix.out_features - kBlockRows * block;
   if (last_row > rows) last_row = rows;
   const bool aligned = matrix.in_features % kPieceColumns == 0 && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0;
@@ -74,7 +76,11 @@ UNWEIGHT_INLINE Damage unpack_rows(const MatrixView& matrix, uint64_t block, uin
   alignas(kVectorBytes) uint8_t tiles[2][2 * kTileBytes];
   uint64_t last_stage = 0;
   int last_pair = -1, turn = 0;
-  for (uint64_t s = 0; s < matrix.stages_per_block; s++)
+  Stage stage;
+  if (!find_stage(matrix, decoder.first_stage, true, stage)) return {Flaw::kIndex, 0, decoder.first_stage};
+  RunningChecksum sum(stage.bytes);
+  for (uint64_t s = 0; s < matrix.stages_per_block; s++) {
+    if (checksum && find_stage(matrix, decoder.first_stage + s, true, stage)) sum.advance(stage.bytes + stage.size);
     for (int pair = first_row / (2 * kWarpRows) * 2; pair < kWarps; pair += 2) {
       if (pair * kWarpRows >= static_cast<int64_t>(last_row)) break;
       const Damage damage = decode_pair(decoder, s, pair, tiles[turn], kTileBytes);
@@ -84,6 +90,8 @@ UNWEIGHT_INLINE Damage unpack_rows(const MatrixView& matrix, uint64_t block, uin
       last_pair = pair;
       turn = !turn;
     }
+  }
+  if (checksum) *checksum = sum.finish(stage.bytes + stage.size);
   const Damage damage = finish_patches(decoder);
   if (damage.flaw != Flaw::kNone) return damage;
   store_pair(output, last_stage, last_pair, tiles[!turn]);
@@ -93,12 +101,13 @@ UNWEIGHT_INLINE Damage unpack_rows(const MatrixView& matrix, uint64_t block, uin
 
 }  // namespace
 
-Damage unpack_block_avx512(const MatrixView& matrix, uint64_t block, uint16_t* out, bool around_caches) {
-  return unpack_rows(matrix, block, 0, kBlockRows, out, around_caches);
+Damage unpack_block_avx512(const MatrixView& matrix, uint64_t block, uint16_t* out, bool around_caches,
+                           uint64_t* checksum) {
+  return unpack_rows(matrix, block, 0, kBlockRows, out, around_caches, checksum);
 }
 
 Damage unpack_warp_avx512(const MatrixView& matrix, uint64_t block, int warp, uint16_t* out) {
-  return unpack_rows(matrix, block, kWarpRows * warp, kWarpRows * (warp + 1), out, false);
+  return unpack_rows(matrix, block, kWarpRows * warp, kWarpRows * (warp + 1), out, false, nullptr);
 }
 
 }  // namespace unweight

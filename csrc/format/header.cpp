@@ -194,10 +194,14 @@ void check_block(const Packed& p, uint64_t block, Checksum checksum_of) {
   if (end <= begin || end > p.header.used_bytes)
     fail("packed: the index says block ", block, " is at bytes ", begin, " to ", end, ", the tensor has ",
          p.header.used_bytes);
-  const uint64_t sum = checksum_of(p.bytes + begin, end - begin), stored = p.block_checksum(block);
+  check_block_sum(p, block, checksum_of(p.bytes + begin, end - begin));
+}
+
+void check_block_sum(const Packed& p, uint64_t block, uint64_t sum) {
+  const uint64_t stored = p.block_checksum(block);
   if (sum != stored)
-    fail("packed: the checksum of ", p.header.tiled() ? "row block " : "chunk ", block, " (bytes ", begin, " to ", end,
-         ") is ", sum, ", expected ", stored, ": the bytes are damaged");
+    fail("packed: the checksum of ", p.header.tiled() ? "row block " : "chunk ", block, " (from byte ",
+         p.unit_offset(p.first_unit(block)), ") is ", sum, ", expected ", stored, ": the bytes are damaged");
 }
 
 }  // namespace unweight

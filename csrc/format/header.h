@@ -86,5 +86,6 @@ void check_header(const Packed& packed, size_t size);
 // Compares the checksum of one block's bytes, computed by `sum` (checksum.h, or a faster one). Throws Error.
 using Checksum = uint64_t (*)(const uint8_t* bytes, size_t size);
 void check_block(const Packed& packed, uint64_t block, Checksum sum);
+void check_block_sum(const Packed& packed, uint64_t block, uint64_t sum);
 
 }  // namespace unweight
