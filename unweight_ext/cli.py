@@ -188,9 +188,14 @@ def _compress(args: argparse.Namespace) -> int:
     lines = [
         f"{s.output}: {size_text(s.bytes_in)} -> {size_text(s.bytes_out)}"
         f" ({100 * s.bytes_out / max(1, s.bytes_in):.2f} %), {rate_text(s.bytes_in, s.seconds)}",
-        f"  {s.packed} of {s.tensors} tensors packed, {s.bits_per_weight:.2f} bits per weight"
+        f"  {s.packed} of {s.tensors} tensors packed"
+        + (f", {s.bits_per_weight:.2f} bits per weight" if s.packed else "")
         + (", verified" if s.verified else ""),
     ]
+    others = {dtype: n for dtype, n in s.stored_dtypes.items() if dtype != "BF16" and n > s.bytes_in / 100}
+    if others:
+        kept = ", ".join(f"{size_text(n)} of {dtype}" for dtype, n in sorted(others.items()))
+        lines.append(f"  kept as they are: {kept}; only BF16 is packed (a cast to it would lose bits)")
     if s.resumed:
         lines.append(f"  {s.resumed} files were finished by an earlier run")
     if s.left_out:

@@ -39,6 +39,7 @@ class CompressSummary:
     safetensors_in: int = 0
     safetensors_out: int = 0
     packed_bytes: int = 0  # of packed tensors
+    stored_dtypes: dict[str, int] = field(default_factory=dict)  # bytes of what is stored as it is
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     resumed: int = 0  # files taken over from an interrupted run
@@ -61,6 +62,10 @@ class CompressSummary:
                 self.packed += 1
                 self.weights += s.original.numel
                 self.packed_bytes += s.stored.nbytes
+        packed = {s.original.name for s in stored if s.packed}
+        for e in header.entries:
+            if e.name not in packed:
+                self.stored_dtypes[e.dtype] = self.stored_dtypes.get(e.dtype, 0) + e.nbytes
 
 
 @dataclass(frozen=True)
