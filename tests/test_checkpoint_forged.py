@@ -192,3 +192,28 @@ def forge_manifest(folder: Path, change) -> None:
     manifest[CHECK_KEY] = NO_DIGEST
     text = json.dumps(manifest).encode()
     path.write_bytes(text.replace(NO_DIGEST.encode(), digest(text).encode(), 1))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {"dtype": "BF16", "shape": [2**63 - 1] * 100_000, "data_offsets": [0, 2]}},
+        {"a": {"dtype": "BF16", "shape": [2**63] * 20, "data_offsets": [0, 2]}},
+    ],
+    ids=["many dimensions", "large dimensions"],
+)
+def test_hostile_shapes_are_refused_at_once(tmp_path, header):
+    text = json.dumps(header).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"ab")
+    with pytest.raises(CheckpointError, match="more than 2"):
+        inspect_checkpoint(path)
+
+
+def test_many_names_with_a_repeated_one_are_refused_at_once(tmp_path):
+    entry = '{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}'
+    text = "{" + ",".join(f'"n{i}":{entry}' for i in [*range(60_000), 59_999]) + "}"
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text.encode())
+    with pytest.raises(CheckpointError, match="'n59999' is there twice"):
+        inspect_checkpoint(path)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import bf16, write_safetensors
+from checkpoints import bf16, sharded_model, write_safetensors
 
 from unweight_ext.checkpoint import CheckpointError, compress_checkpoint
 
@@ -23,7 +23,7 @@ def big_file(folder: Path, megabytes: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_leave_nothing_behind(tmp_path, number):
     source = big_file(tmp_path / "model", 128)
     command = [sys.executable, "-m", "unweight_ext", "compress", source.parent, tmp_path / "out", "--threads", "1"]
@@ -101,3 +101,47 @@ def test_a_source_that_shrinks_while_it_is_packed(tmp_path):
                 assert done.returncode == 0 or (done.returncode == 2 and "truncated" in done.stderr), done
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_resume_empties_only_what_an_interrupted_run_left(tmp_path, kind):
+    model = sharded_model(tmp_path / "model")
+    precious, unfinished = tmp_path / "precious", tmp_path / ".out.unfinished"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years")
+    if kind == "link":
+        unfinished.symlink_to(precious)
+    else:
+        precious = precious.rename(unfinished)
+    with pytest.raises(CheckpointError, match="interrupted run"):
+        compress_checkpoint(model, tmp_path / "out", resume=True)
+    assert (precious / "thesis.txt").read_text() == "years"
+    assert not (tmp_path / "out").exists() and not (tmp_path / ".out.unfinished.json").exists()
+
+
+def test_a_source_that_changes_while_it_is_read_is_noticed(tmp_path):
+    source = tmp_path / "x.safetensors"
+    write_safetensors(source, {f"t{i}.weight": bf16("trained", 256, 256) for i in range(8)})
+
+    def change(done: int, total: int, what: str) -> None:
+        os.utime(source, ns=(1, 1))
+
+    with pytest.raises(CheckpointError, match=r"x\.safetensors.*changed while it was read"):
+        compress_checkpoint(source, tmp_path / "out.safetensors", progress=change)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("threads", [-1, 1025, 10**20])
+def test_threads_that_no_machine_has_are_refused(tmp_path, threads):
+    with pytest.raises(CheckpointError, match="threads: "):
+        compress_checkpoint(tmp_path, tmp_path / "out", threads=threads)
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_closed_streams_are_nobody_s_business(tmp_path, closed):
+    source, out = tmp_path / "x.safetensors", tmp_path / "out.safetensors"
+    write_safetensors(source, {"t.weight": bf16("trained", 256, 256)})
+    redirect = {"stdout": ">&-", "stderr": "2>&-"}[closed]
+    command = f'"{sys.executable}" -m unweight_ext compress "{source}" "{out}" {redirect}'
+    assert subprocess.run(["sh", "-c", command], timeout=120).returncode == 0
+    assert out.exists()

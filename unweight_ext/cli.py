@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -336,6 +337,9 @@ def _demo(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Runs a command. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    # Where a stream was closed by the caller (daemons do that), nobody reads it.
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     try:
         args = build_parser().parse_args(argv)
     except _Usage as error:

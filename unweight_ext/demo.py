@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .checkpoint import CheckpointError, CompressSummary, compress_checkpoint, decompress_checkpoint, verify_checkpoint
+from .checkpoint.pipeline import check_threads
 from .checkpoint.safetensors_io import read_header
 from .demo_runs import LAYOUTS, Original, Row, run_layers, run_model, run_original
 from .exit_codes import DIFFERS, OK
@@ -48,7 +49,7 @@ class DemoResult:
 
 def run_demo(args: argparse.Namespace) -> int:
     """The command. Returns its exit code."""
-    if args.threads > 0:
+    if check_threads(args.threads) and args.threads:
         torch.set_num_threads(args.threads)
     silent = args.json or args.quiet
 

@@ -23,7 +23,7 @@ exit codes:
   1    stored bytes are damaged, or differ from what they are compared with
   2    wrong usage, or a file, folder or checkpoint that can't be used
   70   a mistake in this program: its traceback is worth a report
-  130  interrupted (Ctrl-C or SIGTERM); no output was left behind
+  130  interrupted (Ctrl-C, SIGTERM or SIGHUP); no output was left behind
 """
 
 
@@ -70,7 +70,7 @@ def _os_error(error: OSError, args: Namespace) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM is like Ctrl-C, and only the first of them counts: nothing may interrupt cleaning up and leaving."""
+    """SIGTERM and SIGHUP are like Ctrl-C; only the first counts: nothing may interrupt cleaning up and leaving."""
 
     def interrupt(*_: object) -> NoReturn:
         for number in old:
@@ -83,8 +83,9 @@ def interruptible() -> Iterator[None]:
 
     old: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            old[number] = signal.signal(number, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish
+                old[number] = signal.signal(number, interrupt)
     try:
         yield
     except KeyboardInterrupt:

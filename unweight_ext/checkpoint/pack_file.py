@@ -106,6 +106,11 @@ def _fills_16(entry: Entry) -> bool:
     return (is_experts(entry) or entry.shape[0] % 16 == 0) and entry.nbytes % 16 == 0
 
 
+def _state(fd: int) -> tuple[int, int, int]:
+    stat = os.fstat(fd)
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
 class FilePacker:
     """Packs one file: payloads are written when they are ready, the header last, in room kept for it.
 
@@ -138,6 +143,7 @@ class FilePacker:
         length = self._header_room()
         with open(self.source, "rb") as source, open(target, "xb") as out:
             self._in, self._out = source.fileno(), out.fileno()
+            before = _state(self._in)
             self._in_start, self._out_start = self.header.data_start, 8 + length
             stage: Stage[_Copy | _Pack] = Stage(self._work, self._place, self._finish)
             run_jobs(self.jobs, stage, threads=threads, budget=memory_budget(largest))
@@ -146,6 +152,8 @@ class FilePacker:
             os.ftruncate(self._out, self._out_start + self.end)
             write_all(self._out, len(text).to_bytes(8, "little") + text, 0)
             os.fchmod(self._out, os.fstat(self._in).st_mode & 0o777)
+            if before[0] != self.header.file_bytes or _state(self._in) != before:
+                raise CheckpointError(at(self.source, "it changed while it was read"))
         try:
             read_packed_header(target)
         except CheckpointError as error:

@@ -42,10 +42,13 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_LIMIT = 1024  # more can't be started on many systems
+
+
 def check_threads(threads: int) -> int:
     """A number of threads: `threads`, or all cores for 0, at most 16."""
-    if threads < 0:
-        raise CheckpointError(f"threads: {threads}, expected 0 (all cores, at most {_MOST_THREADS}) or more")
+    if not 0 <= threads <= _LIMIT:
+        raise CheckpointError(f"threads: {threads}, expected 0 (all cores, at most {_MOST_THREADS}) to {_LIMIT}")
     return threads or min(usable_cores(), _MOST_THREADS)
 
 
@@ -182,7 +185,7 @@ class _Run(Generic[J]):
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Signals wait until the end, for this thread and those that it starts."""
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:

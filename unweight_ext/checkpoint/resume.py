@@ -25,10 +25,12 @@ class Journal:
     def __init__(self, source: Path, target: Path | None, layout: str) -> None:
         self.source, self.target, self.layout = source, target, layout
         self.files: dict[str, list[int]] = {}
+        self.before: dict[str, list[int]] = {}  # states of sources before they were read
 
     def __enter__(self) -> "Journal":
         if self.target is not None:
             self.path = self.target.with_name(f"{self.target.name}.json")  # in the folder a file may have any name
+            self._check_ours()
             self._lock = self._locked()
             self.files = self._read()
         return self
@@ -38,6 +40,13 @@ class Journal:
             if kind is None:  # nothing is unfinished any more
                 self.path.unlink(missing_ok=True)
             self._lock.close()
+
+    def _check_ours(self) -> None:
+        """What an interrupted run left is emptied of all that isn't finished: it must be one's."""
+        if self.target.is_symlink():
+            raise CheckpointError(at(self.target, "a link, expected the folder of an interrupted run, or nothing"))
+        if self.target.exists() and not self.path.exists() and (not self.target.is_dir() or any(self.target.iterdir())):
+            raise CheckpointError(at(self.target, f"not of an interrupted run, which would have {self.path.name}"))
 
     def _locked(self) -> TextIO:
         while True:
@@ -68,7 +77,10 @@ class Journal:
 
     def finished(self, name: str, header: Header, threads: int) -> tuple[Stored, ...] | None:
         """What a finished file holds; None if it has to be made."""
-        if self.target is None or self.files.get(name) != self._state(name):
+        if self.target is None:
+            return None
+        self.before[name] = self._state(name)
+        if self.files.get(name) != self.before[name]:
             return None
         path = self.target / name
         if not path.is_file():
@@ -87,7 +99,7 @@ class Journal:
 
     def add(self, name: str) -> None:
         if self.target is not None:
-            self._lock.write(json.dumps([name, self._state(name)]) + "\n")
+            self._lock.write(json.dumps([name, self.before[name]]) + "\n")
             self._lock.flush()
 
     def clean(self, shards: set[str]) -> None:

@@ -85,8 +85,11 @@ class Header:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(n for n in names if names.count(n) > 1)!r} is there twice")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the name {name!r} is there twice")
+            seen.add(name)
     return result
 
 
@@ -97,6 +100,9 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+_MOST_BITS = 1 << 65
 
 
 def _is_count(value: Any) -> bool:
@@ -122,7 +128,12 @@ def _parse_entry(path: Path | str, name: str, value: Any) -> Entry:
     start, end = offsets
     if start > end:
         raise bad(f"data_offsets {offsets}, expected the first not to be above the second")
-    bits = prod(shape) * DTYPE_BITS[dtype]
+    bits = DTYPE_BITS[dtype]
+    for size in sorted(shape):  # zeros first
+        bits *= size
+        if bits > _MOST_BITS:  # or a hostile shape takes minutes to multiply
+            held = f"data_offsets {offsets} hold {end - start} bytes"
+            raise bad(f"{held}, expected more than 2^62 for a shape of {len(shape)} dimensions")
     if bits != 8 * (end - start):
         raise bad(f"data_offsets {offsets} hold {end - start} bytes, expected {bits / 8:g} for {dtype} {shape}")
     return Entry(name, dtype, tuple(shape), start, end)
