@@ -49,7 +49,8 @@ class DemoResult:
 
 def run_demo(args: argparse.Namespace) -> int:
     """The command. Returns its exit code."""
-    if check_threads(args.threads) and args.threads:
+    check_threads(args.threads)
+    if args.threads:
         torch.set_num_threads(args.threads)
     silent = args.json or args.quiet
 

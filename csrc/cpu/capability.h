@@ -1,4 +1,4 @@
-// Which instruction sets the kernels may use, and the small ones that have no file of their own.
+// Checksums with the instruction set in force (`capability()`, codec.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>

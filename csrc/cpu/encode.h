@@ -2,7 +2,6 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "../format/code.h"
@@ -14,7 +13,7 @@ namespace unweight {
 
 // What the encoders know of the matrix.
 struct EncodePlan {
-  int64_t out_features, in_features;
+  int64_t in_features;
   int segment_stages;
   int nibble_base = 0;
   Code code;

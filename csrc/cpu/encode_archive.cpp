@@ -1,5 +1,6 @@
 // docs/FORMAT.md section 8.
 #include <algorithm>
+#include <memory>
 
 #include "../format/archive.h"
 #include "encode.h"

@@ -1,5 +1,6 @@
 // docs/FORMAT.md section 7.
 #include <algorithm>
+#include <memory>
 
 #include "../cuda/decode/bits.cuh"
 #include "encode.h"

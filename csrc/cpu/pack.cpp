@@ -73,7 +73,6 @@ struct Packer::State {
   int64_t row_bytes = 0;
 
   explicit State(const RowSource& source) : source(source) {
-    plan.out_features = source.out_features;
     plan.in_features = source.in_features;
     plan.segment_stages = segment_stages(source.out_features, source.in_features);
     plan.avx512 = capability() == Capability::kAvx512;

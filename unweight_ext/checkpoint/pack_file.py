@@ -28,10 +28,9 @@ from .errors import CheckpointError, at
 from .memory import memory_budget
 from .pipeline import Stage, run_jobs
 from .progress import Progress
-from .safetensors_io import DTYPE_BITS, Entry, Header, advise_soon, read_header, reading, write_all
+from .safetensors_io import DTYPE_BITS, PIECE_BYTES, Entry, Header, advise_soon, read_header, reading, write_all
 from .unpack_file import read_packed_header
 
-_PIECE_BYTES = 8 << 20  # how much of what isn't packed is copied at once
 _BATCH_TENSORS = 256
 _AHEAD = 64 << 20  # how far ahead the disk is asked to read
 
@@ -58,7 +57,7 @@ class _Copy:
 
     @property
     def cost(self) -> int:
-        return min(self.nbytes, _PIECE_BYTES)
+        return min(self.nbytes, PIECE_BYTES)
 
     kept = cost
 
@@ -91,7 +90,7 @@ def _copies(entries: list[Entry]) -> Iterator[_Copy]:
     job = _Copy([])
     for e in entries:
         follows = job.entries and job.entries[-1].end == e.start
-        if not follows or job.nbytes + e.nbytes > _PIECE_BYTES or len(job.entries) == _BATCH_TENSORS:
+        if not follows or job.nbytes + e.nbytes > PIECE_BYTES or len(job.entries) == _BATCH_TENSORS:
             if job.entries:
                 yield job
             job = _Copy([])
@@ -211,8 +210,8 @@ class FilePacker:
     def _copy_large(self, entry: Entry, target: int) -> str:
         """Copies one tensor piece by piece. Returns its digest."""
         whole = xxhash.xxh3_128()
-        for offset in range(0, entry.nbytes, _PIECE_BYTES):
-            size = min(_PIECE_BYTES, entry.nbytes - offset)
+        for offset in range(0, entry.nbytes, PIECE_BYTES):
+            size = min(PIECE_BYTES, entry.nbytes - offset)
             with reading(self.source, self._in, size, self._in_start + entry.start + offset) as data:
                 whole.update(data)
                 write_all(self._out, data, self._out_start + target + offset)

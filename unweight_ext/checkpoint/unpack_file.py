@@ -15,9 +15,7 @@ from .errors import CheckpointError, DamagedError, at
 from .memory import memory_budget
 from .pipeline import Stage, run_jobs
 from .progress import Progress
-from .safetensors_io import Header, read_header, reading, write_all
-
-_PIECE_BYTES = 8 << 20
+from .safetensors_io import PIECE_BYTES, Header, read_header, reading, write_all
 
 
 def read_packed_header(path: Path) -> PackedFile:
@@ -40,7 +38,7 @@ class _Unpack:
 
     @property
     def cost(self) -> int:
-        return int(UNPACK_COST * self.nbytes) if self.tensor.packed else min(self.nbytes, _PIECE_BYTES)
+        return int(UNPACK_COST * self.nbytes) if self.tensor.packed else min(self.nbytes, PIECE_BYTES)
 
     @property
     def kept(self) -> int:
@@ -124,8 +122,8 @@ class FileUnpacker:
     def _copy(self, tensor: Stored) -> str:
         whole = xxhash.xxh3_128()
         stored, original = tensor.stored, tensor.original
-        for offset in range(0, stored.nbytes, _PIECE_BYTES):
-            size = min(_PIECE_BYTES, stored.nbytes - offset)
+        for offset in range(0, stored.nbytes, PIECE_BYTES):
+            size = min(PIECE_BYTES, stored.nbytes - offset)
             with reading(self.path, self._in, size, self._in_start + stored.start + offset) as data:
                 whole.update(data)
                 if self._out is not None:
@@ -135,8 +133,8 @@ class FileUnpacker:
     def _hash_of(self, path: Path, fd: int, tensor: Stored) -> str:
         whole = xxhash.xxh3_128()
         start = self.file.original.data_start + tensor.original.start
-        for offset in range(0, tensor.original.nbytes, _PIECE_BYTES):
-            size = min(_PIECE_BYTES, tensor.original.nbytes - offset)
+        for offset in range(0, tensor.original.nbytes, PIECE_BYTES):
+            size = min(PIECE_BYTES, tensor.original.nbytes - offset)
             with reading(path, fd, size, start + offset) as data:
                 whole.update(data)
         return whole.hexdigest()
