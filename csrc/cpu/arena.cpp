@@ -6,6 +6,7 @@
 
 #ifdef __linux__
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace unweight {
@@ -27,6 +28,41 @@ void advise_huge_pages(void* memory, size_t size) {
   (void)size;
 #endif
 }
+
+#ifdef __linux__
+namespace {
+
+#ifdef MADV_POPULATE_WRITE
+constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
+#else
+constexpr int kPopulateWrite = 23;  // Linux 5.14; older kernels refuse
+#endif
+
+uintptr_t page_bytes() {
+  static const uintptr_t bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+}  // namespace
+
+bool untouched(const void* memory, size_t size) {
+  const uintptr_t page = page_bytes(), begin = reinterpret_cast<uintptr_t>(memory);
+  if (size < 4 * page) return false;
+  for (uintptr_t at : {begin + page, begin + size / 2, begin + size - 2 * page}) {
+    unsigned char present = 1;
+    if (mincore(reinterpret_cast<void*>(at / page * page), page, &present) != 0 || present & 1) return false;
+  }
+  return true;
+}
+
+void make_present(void* memory, size_t size) {
+  const uintptr_t page = page_bytes(), begin = reinterpret_cast<uintptr_t>(memory) / page * page;
+  madvise(reinterpret_cast<void*>(begin), reinterpret_cast<uintptr_t>(memory) + size - begin, kPopulateWrite);
+}
+#else
+bool untouched(const void*, size_t) { return false; }
+void make_present(void*, size_t) {}
+#endif
 
 Arena::Arena(size_t expected) : slab_bytes_(std::min(expected, kLargestSlab)) {}
 

@@ -11,6 +11,12 @@ namespace unweight {
 // filling the page. No effect on small ranges.
 void advise_huge_pages(void* memory, size_t size);
 
+// Memory that the system hasn't backed yet costs a fault every 4 KB when it is written, which can be more than the work
+// of filling it. Memory that is `untouched` is better made ready by make_present(), piece by piece before each is
+// written. Both are guesses and requests; nothing but speed depends on them.
+bool untouched(const void* memory, size_t size);
+void make_present(void* memory, size_t size);
+
 // Hands out memory to be filled from the front, to one borrower at a time for each slab. What was filled stays until
 // the arena goes.
 class Arena {

@@ -7,17 +7,14 @@
 
 namespace unweight {
 
-constexpr int64_t kCacheLineWeights = 32;
-
 StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_features, int64_t stage, Padding padding,
                      uint16_t padding_pair, uint16_t* edge) {
   const int64_t first = stage * kStageColumns;
   const int64_t columns = std::min<int64_t>(kStageColumns, in_features - first);
-  // No hardware follows 64 rows at a time: ask for the next stage while this one is encoded.
-  for (int64_t r = 0; r < row_count && first + kStageColumns < in_features; r++)
-    for (int64_t c = 0; c < kStageColumns; c += kCacheLineWeights)
-      __builtin_prefetch(rows + r * in_features + std::min(first + kStageColumns + c, in_features - 1));
-  if (row_count == kBlockRows && columns == kStageColumns) return {rows + first, in_features};
+  if (row_count == kBlockRows && columns == kStageColumns) {
+    const bool last = first + kStageColumns == in_features;
+    return {rows + first, in_features, last ? kBlockRows * in_features - first : kStageColumns};
+  }
 
   const bool pairs = padding == Padding::kPairs;
   const uint16_t pad[2] = {static_cast<uint16_t>(pairs ? (padding_pair & 255) << 7 : 0),
@@ -33,7 +30,7 @@ StageRows stage_rows(const uint16_t* rows, int64_t row_count, int64_t in_feature
     }
     for (; c < kStageColumns; c++) out[c] = pad[c & 1];
   }
-  return {edge, kStageColumns};
+  return {edge, kStageColumns, 0};
 }
 
 size_t block_limit(const EncodePlan& plan, Layout layout, int64_t row_count) {
@@ -52,20 +49,26 @@ PairWindow make_pair_window(const Code& code, const std::vector<uint32_t>& encod
     mass[pair & 255] += weight;
     mass[pair >> 8] += weight;
   }
+  constexpr int kExponents = 15;
   uint32_t best = 0;
   PairWindow window{};
-  for (int first = 0; first <= 240; first++) {
+  for (int first = 0; first <= 256 - kExponents; first++) {
     uint32_t sum = 0;
-    for (int e = first; e < first + 16; e++) sum += mass[e];
+    for (int e = first; e < first + kExponents; e++) sum += mass[e];
     if (sum > best) {
       best = sum;
       window.first = static_cast<uint8_t>(first);
     }
   }
+  const uint32_t first_code = encode_table[code.pairs[0]];
   for (int i = 0; i < 256; i++) {
-    const uint32_t entry = encode_table[(window.first + i % 16) | (window.first + i / 16) << 8];
+    const int e0 = i % 16, e1 = i / 16;
+    const bool inside = e0 < kExponents && e1 < kExponents;
+    const uint32_t found = inside ? encode_table[(window.first + e0) | (window.first + e1) << 8] : kNoCode;
+    const uint32_t entry = found & kNoCode ? first_code : found, length = entry >> 16 & 15;
     window.low[i] = static_cast<uint8_t>(entry);
-    window.high[i] = static_cast<uint8_t>((entry >> 8 & 15) | (entry & kNoCode ? 0 : entry >> 16 & 15) << 4);
+    window.high[i] = static_cast<uint8_t>((entry >> 8 & 15) | (found & kNoCode ? 0 : length << 4));
+    window.length[i] = static_cast<uint8_t>(length | (found & kNoCode ? kMissing : 0));
   }
   return window;
 }

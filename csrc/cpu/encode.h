@@ -23,7 +23,7 @@ struct EncodePlan {
   PairWindow window{};  // what `encode_table` says, for the AVX-512 loops
 };
 
-// The 16 x 16 pairs of exponents that hold most of the code.
+// The window of exponents that holds most of the code.
 PairWindow make_pair_window(const Code& code, const std::vector<uint32_t>& encode_table);
 
 // A block as it grows.
@@ -39,12 +39,6 @@ struct EncodedBlock {
     while (size % 16) bytes[size++] = 0;
     unit_steps.push_back(static_cast<uint32_t>((size - begin) / 16));
   }
-};
-
-// The 64 x 128 weights of a stage, with padding filled in: in place where the stage is whole.
-struct StageRows {
-  const uint16_t* data;
-  int64_t stride;  // weights from one row to the next
 };
 
 enum class Padding { kZero, kPairs };

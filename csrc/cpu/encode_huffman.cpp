@@ -18,10 +18,10 @@ struct WarpPatches {
 
 // One stage between lookup and bit packing. Splitting the two lets a stage turn out raw before it is in any stream.
 struct StageCodes {
-  uint32_t* plane;                         // S-plane, in the segment
-  uint32_t code[kWarps][kKSteps][kLanes];  // four codes, one behind the other
-  uint32_t bits[kWarps][kKSteps][kLanes];
-  WarpPatches patches[kWarps];
+  // Of the four codes of each lane, one behind the other: by stream, those of even k-steps first.
+  uint32_t code[kWarps][kKSteps / 2][2 * kLanes];
+  uint32_t bits[kWarps][kKSteps / 2][2 * kLanes];
+  MissingCodes missing;
 };
 
 // False if a warp needs more patches than a stage takes.
@@ -33,65 +33,85 @@ bool add_patch(WarpPatches& patches, int kstep, uint32_t place, uint32_t weights
   return true;
 }
 
-// The four codes of one lane. False if its patches don't fit.
-bool look_up_lane(const EncodePlan& plan, const uint32_t (&registers)[kRegisters], StageCodes& stage, int w, int k,
-                  int l) {
+// Registers of one lane of a stage.
+struct Lane {
+  const StageRows& rows;
+  int warp, kstep, lane;
+
+  uint32_t load(int i) const {
+    return load_pair(rows.data + fragment_row(warp, lane, i) * rows.stride + fragment_column(kstep, lane, i));
+  }
+};
+
+void join_codes(const EncodePlan& plan, const Lane& at, StageCodes& stage) {
   uint32_t code = 0, bits = 0;
-  bool fits = true;
   for (int i = 0; i < kRegisters; i++) {
-    const uint32_t entry = plan.encode_table[exponent_pair(registers[i])], length = entry >> 16 & 15;
+    const uint32_t entry = plan.encode_table[exponent_pair(at.load(i))], length = entry >> 16 & 15;
     code = code << length | (entry & 0xFFFF);
     bits += length;
-    if (entry & kNoCode) fits &= add_patch(stage.patches[w], k, 4 * l + i, registers[i]);
   }
-  stage.code[w][k][l] = code;
-  stage.bits[w][k][l] = bits;
-  return fits;
+  const int stream = at.kstep % 2 * kLanes + at.lane;
+  stage.code[at.warp][at.kstep / 2][stream] = code;
+  stage.bits[at.warp][at.kstep / 2][stream] = bits;
 }
 
-void load_lane(const StageRows& rows, int w, int k, int l, uint32_t (&registers)[kRegisters]) {
-  for (int i = 0; i < kRegisters; i++)
-    registers[i] = load_pair(rows.data + fragment_row(w, l, i) * rows.stride + fragment_column(k, l, i));
-}
-
-// False if the stage has to be raw.
-bool look_up(const EncodePlan& plan, const StageRows& rows, StageCodes& stage) {
-  for (int w = 0; w < kWarps; w++) {
-    uint32_t* plane = stage.plane + w * (kWarpPlaneBytes / 4);
-    stage.patches[w].ksteps = stage.patches[w].count = 0;
-    uint32_t registers[kRegisters];
-    if (plan.avx512) {
-      uint32_t missing[kKSteps];
-      look_up_warp_avx512(plan.window, rows.data + kWarpRows * w * rows.stride, rows.stride, plane, stage.code[w],
-                          stage.bits[w], missing);
-      for (int k = 0; k < kKSteps; k++)
-        for (uint32_t lanes = missing[k]; lanes; lanes &= lanes - 1) {
-          const int l = __builtin_ctz(lanes);
-          load_lane(rows, w, k, l, registers);
-          if (!look_up_lane(plan, registers, stage, w, k, l)) return false;
-        }
-      continue;
-    }
-    for (int k = 0; k < kKSteps; k++)
-      for (int l = 0; l < kLanes; l++) {
-        load_lane(rows, w, k, l, registers);
-        if (!look_up_lane(plan, registers, stage, w, k, l)) return false;
-        uint32_t* words = plane + (k / 2 * kLanes + l) * 4 + k % 2 * 2;
-        words[0] = merge_signs_mantissas(registers[0], registers[1]);
-        words[1] = merge_signs_mantissas(registers[2], registers[3]);
+bool look_up_warp(const EncodePlan& plan, const StageRows& rows, int w, uint32_t* plane, StageCodes& stage,
+                  WarpPatches& patches) {
+  for (int k = 0; k < kKSteps; k++)
+    for (int l = 0; l < kLanes; l++) {
+      const Lane lane{rows, w, k, l};
+      join_codes(plan, lane, stage);
+      uint32_t registers[kRegisters];
+      for (int i = 0; i < kRegisters; i++) {
+        registers[i] = lane.load(i);
+        if ((plan.encode_table[exponent_pair(registers[i])] & kNoCode) &&
+            !add_patch(patches, k, 4 * l + i, registers[i]))
+          return false;
       }
+      uint32_t* words = plane + (k / 2 * kLanes + l) * 4 + k % 2 * 2;
+      words[0] = merge_signs_mantissas(registers[0], registers[1]);
+      words[1] = merge_signs_mantissas(registers[2], registers[3]);
+    }
+  return true;
+}
+
+// The same from the window of frequent pairs: what is missing in it has a patch, or a code after all.
+bool look_up_warp_fast(const EncodePlan& plan, const StageRows& rows, int w, uint32_t* plane, StageCodes& stage,
+                       WarpPatches& patches) {
+  MissingCodes& missing = stage.missing;
+  look_up_warp_avx512(plan.window, rows, w, plane, stage.code[w], stage.bits[w], missing);
+  for (uint32_t m = 0; m < missing.count; m++) {
+    const uint32_t place = missing.place[m];
+    const Lane lane{rows, w, missing.kstep[m], static_cast<int>(place / kRegisters)};
+    const uint32_t weights = lane.load(place % kRegisters);
+    if (!(plan.encode_table[exponent_pair(weights)] & kNoCode))
+      join_codes(plan, lane, stage);
+    else if (!add_patch(patches, lane.kstep, place, weights))
+      return false;
+  }
+  return true;
+}
+
+// False if the stage has to be raw. Writes its S-plane.
+bool look_up(const EncodePlan& plan, const StageRows& rows, uint8_t* planes, StageCodes& stage,
+             WarpPatches (&patches)[kWarps]) {
+  for (int w = 0; w < kWarps; w++) {
+    patches[w].ksteps = patches[w].count = 0;
+    // Stages are 16-byte aligned in the tensor and here.
+    auto* plane = reinterpret_cast<uint32_t*>(planes + w * kWarpPlaneBytes);
+    if (!(plan.avx512 ? look_up_warp_fast : look_up_warp)(plan, rows, w, plane, stage, patches[w])) return false;
   }
   return true;
 }
 
 // One segment of a block: its streams, and what is needed to lay out its stages once the streams are complete.
 struct Segment {
-  WordStreams streams[kWarps];  // those of even k-steps first
+  WordStreams streams[kWarps];
   std::unique_ptr<uint32_t[]> words[kWarps];
-  std::unique_ptr<uint32_t[]> planes{new uint32_t[kMaxSegmentStages * kPlaneBytes / 4]};
   WarpPatches patches[kMaxSegmentStages][kWarps];
   uint32_t words_before[kMaxSegmentStages + 1][kWarps];
   bool raw[kMaxSegmentStages];
+  size_t begin[kMaxSegmentStages];  // where the S-plane is while words at the streams' ends may still be left out
 
   Segment() {
     for (auto& w : words) w.reset(new uint32_t[kLanes * (4 + kMaxSegmentStages * kKSteps) + kLanes]);
@@ -100,18 +120,26 @@ struct Segment {
 
 void append_stage(const EncodePlan& plan, Segment& segment, const StageCodes& stage) {
   for (int w = 0; w < kWarps; w++)
-    for (int k = 0; k < kKSteps; k++) {
-      const int first = k % 2 * kLanes;
-      if (plan.avx512)
-        append_avx512(segment.streams[w], first, kLanes / 16, stage.code[w][k], stage.bits[w][k]);
-      else
-        for (int l = 0; l < kLanes; l++) segment.streams[w].append(first + l, stage.code[w][k][l], stage.bits[w][k][l]);
-    }
+    if (plan.avx512)
+      append_avx512(segment.streams[w], stage.code[w], stage.bits[w], kKSteps / 2);
+    else
+      for (int k = 0; k < kKSteps / 2; k++)
+        for (int s = 0; s < 2 * kLanes; s++) segment.streams[w].append(s, stage.code[w][k][s], stage.bits[w][k][s]);
+}
+
+size_t stage_bytes(const Segment& segment, int s) {
+  if (segment.raw[s]) return kRawStageBytes;
+  size_t bytes = kHuffmanSections;
+  for (int w = 0; w < kWarps; w++)
+    bytes += 4 * (segment.patches[s][w].count + segment.words_before[s + 1][w] - segment.words_before[s][w]);
+  return (bytes + 15) / 16 * 16;
 }
 
 void write_stage(const Segment& segment, int s, const uint32_t (&kept)[kWarps], EncodedBlock& block) {
   uint8_t* const begin = block.end();
-  std::memcpy(begin + kStageHeaderBytes, segment.planes.get() + s * (kPlaneBytes / 4), kPlaneBytes);
+  // In place, unless words were left out in an earlier stage.
+  if (segment.begin[s] != block.size)
+    std::memmove(begin + kStageHeaderBytes, block.bytes + segment.begin[s] + kStageHeaderBytes, kPlaneBytes);
   uint32_t at = kHuffmanSections;
   for (int w = 0; w < kWarps; w++) {
     const WarpPatches& patches = segment.patches[s][w];
@@ -142,20 +170,21 @@ void encode_huffman_block(const EncodePlan& plan, const uint16_t* rows, int64_t 
   for (int64_t first = 0; first < stages; first += plan.segment_stages) {
     const int n = static_cast<int>(std::min<int64_t>(plan.segment_stages, stages - first));
     bool started = false;
+    size_t end = block.size;
     for (int w = 0; w < kWarps; w++) segment.words_before[0][w] = 0;
     for (int s = 0; s < n; s++) {
       const StageRows source =
           stage_rows(rows, row_count, plan.in_features, first + s, Padding::kPairs, plan.padding_pair, edge);
-      stage.plane = segment.planes.get() + s * (kPlaneBytes / 4);
-      segment.raw[s] = !look_up(plan, source, stage);
+      segment.begin[s] = end;
+      segment.raw[s] = !look_up(plan, source, block.bytes + end + kStageHeaderBytes, stage, segment.patches[s]);
       if (!segment.raw[s]) {
         if (!started)
           for (int w = 0; w < kWarps; w++) segment.streams[w].start(segment.words[w].get(), kLanes);
         started = true;
         append_stage(plan, segment, stage);
-        for (int w = 0; w < kWarps; w++) segment.patches[s][w] = stage.patches[w];
       }
       for (int w = 0; w < kWarps; w++) segment.words_before[s + 1][w] = started ? segment.streams[w].count : 0;
+      end += stage_bytes(segment, s);
     }
     uint32_t kept[kWarps] = {0};
     for (int w = 0; w < kWarps && started; w++) kept[w] = segment.streams[w].finish();

@@ -133,8 +133,7 @@ bool encode_stage(const EncodePlan& plan, const StageRows& rows, StageShape shap
     Warp warp;
     // A zero row is outside the window everywhere: the fast loop can't tell it from weights that need patches.
     if (plan.avx512 && whole && place.zero_rows == 0)
-      encode_nibbles_avx512(plan.nibble_base, rows.data + kWarpRows * w * rows.stride, rows.stride, plane, nibbles,
-                            outside);
+      encode_nibbles_avx512(plan.nibble_base, rows, w, plane, nibbles, outside);
     else
       encode_planes(plan.nibble_base, rows, place, plane, nibbles, outside);
     if (!add_patches(plan.nibble_base, rows, place, outside, warp)) return false;

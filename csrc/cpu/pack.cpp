@@ -262,6 +262,7 @@ void Packer::write(uint8_t* out, const Parallel& parallel) const {
   const size_t per_matrix = s.blocks.size() / s.headers.size();
   const size_t stride = static_cast<size_t>(s.row_bytes * s.source.out_features);
   advise_huge_pages(out, stride * s.headers.size());
+  const bool fresh = untouched(out, stride * s.headers.size());
   std::vector<uint8_t*> to(s.blocks.size());
   for (size_t m = 0; m < s.headers.size(); m++) {
     const Header& h = s.headers[m];
@@ -287,7 +288,10 @@ void Packer::write(uint8_t* out, const Parallel& parallel) const {
     const uint64_t sum = fast_checksum(matrix, h.data_offset);
     std::memcpy(matrix + offsetof(Header, header_checksum), &sum, 8);
   }
-  parallel(s.blocks.size(), [&](int64_t b) { std::memcpy(to[b], s.blocks[b].bytes, s.blocks[b].size); });
+  parallel(s.blocks.size(), [&](int64_t b) {
+    if (fresh) make_present(to[b], s.blocks[b].size);
+    std::memcpy(to[b], s.blocks[b].bytes, s.blocks[b].size);
+  });
 }
 
 }  // namespace unweight

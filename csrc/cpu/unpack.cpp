@@ -191,9 +191,13 @@ void unpack(const uint8_t* bytes, size_t size, uint16_t* out, const Parallel& pa
   const Packed packed = open_packed(bytes, size);
   check_header(packed, size);
   const Decoder decoder(packed, size);
-  advise_huge_pages(out, 2 * packed.header.out_features * packed.header.in_features);
+  const size_t row_bytes = sizeof *out * packed.header.in_features, out_bytes = row_bytes * packed.header.out_features;
+  advise_huge_pages(out, out_bytes);
+  const bool fresh = untouched(out, out_bytes);
   parallel(packed.header.blocks(), [&](int64_t b) {
-    decoder.decode_checked(b, out + b * decoder.block_rows() * packed.header.in_features, true);
+    uint16_t* block = out + b * decoder.block_rows() * packed.header.in_features;
+    if (fresh) make_present(block, decoder.rows_of(b) * row_bytes);
+    decoder.decode_checked(b, block, true);
   });
 }
 

@@ -13,7 +13,7 @@ struct WordStreams {
   uint32_t word[kMostStreams];      // bits so far, from the top
   uint32_t position[kMostStreams];  // how many
   uint32_t place[kMostStreams], next_place[kMostStreams];
-  uint32_t* words;  // full words, in place
+  uint32_t* words;  // full words, in place, and room for one more
   uint32_t count;   // places given out
 
   // Each stream starts with two words: first all w0 of a group of `group` streams, then all their w1.
@@ -61,7 +61,8 @@ struct WordStreams {
   }
 };
 
-// streams[first … first + 16·groups) take code[i] of bits[i], in this order. In encode_avx512.cpp.
-void append_avx512(WordStreams& streams, int first, int groups, const uint32_t* code, const uint32_t* bits);
+// All streams take code[round] of bits[round], round by round. In encode_avx512.cpp.
+void append_avx512(WordStreams& streams, const uint32_t (*code)[kMostStreams], const uint32_t (*bits)[kMostStreams],
+                   int rounds);
 
 }  // namespace unweight
