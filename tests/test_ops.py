@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import CONTENTS, LAYOUTS, SHAPES, assert_same_bits, keep_for_the_sanitizers, weight
 from test_packed import changed, pack
+from torch.autograd import forward_ad
 from torch.library import opcheck
 
 import unweight_ext as u
@@ -228,6 +229,44 @@ def test_gradient_of_the_bias_alone_and_of_nothing():
         assert not linear(tokens(4, 129).requires_grad_(), packed).requires_grad
     with torch.inference_mode():
         assert linear(tokens(4, 129), packed).is_inference()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("exact", [False, True])
+def test_forward_mode_is_that_of_f_linear(dtype, exact):
+    w = weight("trained", 65, 129)
+    packed = pack(w, "nibble")
+    x, bias = tokens(2, 3, 129, dtype=dtype), tokens(65, dtype=dtype, seed=2)
+    tangents = tokens(2, 3, 129, dtype=dtype, seed=3), tokens(65, dtype=dtype, seed=4)
+    for ours, plain, primals in (
+        (lambda x, b: linear(x, packed, b, exact=exact), lambda x, b: F.linear(x, w.to(dtype), b), (x, bias)),
+        (lambda x: linear(x, packed, bias, exact=exact), lambda x: F.linear(x, w.to(dtype), bias), (x,)),
+        (lambda b: linear(x, packed, b, exact=exact), lambda b: F.linear(x, w.to(dtype), b), (bias,)),
+    ):
+        own = tangents[1:] if primals[0] is bias else tangents[: len(primals)]
+        # F.linear rounds the product before it adds the bias' tangent.
+        got, expected = torch.func.jvp(ours, primals, own), torch.func.jvp(plain, primals, own)
+        torch.testing.assert_close(got, expected, atol=0.005 if dtype == torch.bfloat16 else 1e-5, rtol=0.016)
+    if dtype == torch.float32:
+        forward = torch.func.jacfwd(lambda x: linear(x, packed, exact=exact))(x[0, 0])
+        torch.testing.assert_close(forward, w.float())
+
+
+def test_forward_mode_over_gradients():
+    w = weight("trained", 65, 129)
+    packed, x, t = pack(w, "nibble"), tokens(129, dtype=torch.float32), tokens(129, dtype=torch.float32, seed=2)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.requires_grad_(), t)
+        (grad,) = torch.autograd.grad(linear(dual, packed).square().sum(), dual, create_graph=True)
+        torch.testing.assert_close(forward_ad.unpack_dual(grad).tangent, 2 * w.float().T @ (w.float() @ t))
+
+
+def test_transforms_of_torch_func_are_right_or_refused():
+    packed, x, bias = pack(weight("trained", 65, 129), "nibble"), tokens(4, 3, 129), tokens(4, 65, seed=2)
+    y = torch.stack([linear(*each) for each in zip(x, [packed] * 4, bias, strict=True)])
+    assert same(torch.func.vmap(linear, (0, None, 0))(x, packed, bias), y)
+    with pytest.raises(RuntimeError, match="functorch transforms"):  # as with every operator of torch.library
+        torch.func.grad(lambda x: linear(x, packed).sum())(x)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, get_ctx, register_autograd, register_fake
+from torch._library.autograd import Info, make_autograd_impl
+from torch.autograd.forward_ad import make_dual, unpack_dual
+from torch.library import Library, get_ctx, register_fake
 
 try:
     from . import _C  # noqa: F401 (registers the operators)
@@ -107,7 +109,21 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(grads)
 
 
-register_autograd("unweight::linear", _linear_backward, setup_context=_linear_setup)
+# What torch.library.register_autograd registers. It knows no forward mode, in which it gives zeros without a word.
+_linear_reverse = make_autograd_impl(linear, Info(_linear_backward, _linear_setup))
+
+
+def _linear_autograd(
+    keys: Any, x: Tensor, packed_w: Tensor, bias: Tensor | None = None, **options: int | bool
+) -> Tensor:
+    x_plain, x_tangent = unpack_dual(x)
+    bias_plain, bias_tangent = (None, None) if bias is None else unpack_dual(bias)
+    if x_tangent is None and bias_tangent is None:
+        return _linear_reverse(keys, x, packed_w, bias, **options)
+    y = linear(x_plain, packed_w, bias_plain, **options)
+    if x_tangent is None:
+        return make_dual(y, bias_tangent.expand_as(y))
+    return make_dual(y, linear(x_tangent, packed_w, bias_tangent, **options))
 
 
 def _linear_autocast(
@@ -122,6 +138,7 @@ def _linear_autocast(
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _library = Library("unweight", "IMPL")
+_library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
 _library.impl("linear", _linear_autocast, "AutocastCPU")
 
 
