@@ -141,6 +141,14 @@ def test_the_bar_is_for_terminals(terminal, capsys, monkeypatch):
     assert bool(out.err) == terminal and not out.out
 
 
+def test_the_bar_shows_names_as_they_are(capsys):
+    """rich would take square brackets for markup, and refuse this one."""
+    model = nn.Module()
+    model.add_module("[/x]", plain_linear(128, 128))
+    u.compress_model(model, progress=True)
+    assert "[/x]" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "skip, skipped",
     [

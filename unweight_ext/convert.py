@@ -321,7 +321,7 @@ def _progress_function(progress: Progress) -> Iterator[Callable[[int, int, str],
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
