@@ -6,15 +6,14 @@ from pathlib import Path
 import xxhash
 
 from .progress import Progress
-
-_PIECE_BYTES = 8 << 20
+from .safetensors_io import PIECE_BYTES
 
 
 def copy_file(source: Path, target: Path, progress: Progress) -> tuple[int, str]:
     """Copies a file with its permissions. Returns its size and digest."""
     whole, size = xxhash.xxh3_128(), 0
     with open(source, "rb") as read, open(target, "xb") as write:
-        while piece := read.read(_PIECE_BYTES):
+        while piece := read.read(PIECE_BYTES):
             whole.update(piece)
             write.write(piece)
             size += len(piece)
@@ -27,7 +26,7 @@ def hash_file(path: Path, progress: Progress) -> tuple[int, str]:
     """Size and digest of a file."""
     whole, size = xxhash.xxh3_128(), 0
     with open(path, "rb") as read:
-        while piece := read.read(_PIECE_BYTES):
+        while piece := read.read(PIECE_BYTES):
             whole.update(piece)
             size += len(piece)
             progress.add(len(piece))

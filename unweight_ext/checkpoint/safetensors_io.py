@@ -102,7 +102,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-PIECE_BYTES = 8 << 20  # how much of what isn't packed is copied at once
+PIECE_BYTES = 8 << 20  # how much is copied or hashed at once
 _MOST_BITS = 1 << 65
 
 
