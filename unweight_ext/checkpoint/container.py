@@ -169,8 +169,8 @@ def parse_packed(path: Path | str, header: Header) -> PackedFile:
             raise ValueError(f"{DIGESTS_KEY} isn't hexadecimal")
     except KeyError as error:
         raise DamagedError(at(path, f"no {error.args[0]!r} in {METADATA}")) from None
-    except CheckpointError:
-        raise
+    except CheckpointError as error:  # says itself where
+        raise DamagedError(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise DamagedError(at(path, f"the metadata is damaged: {error}")) from None
     by_name = {e.name: (e, digests[DIGEST_CHARS * i :][:DIGEST_CHARS]) for i, e in enumerate(original.entries)}
@@ -199,8 +199,7 @@ def _check_stored(path: Path | str, tensor: Stored) -> None:
     fits = (
         old.dtype == "BF16"
         and len(old.shape) >= 2
-        and old.numel > 0
-        and new.numel > 0
+        and 0 < old.numel <= new.nbytes  # no layout takes less than a byte for a weight's sign and mantissa
         and len(new.shape) in (2, 3)
         and (not stacked or len(old.shape) == 3)
         and new.shape[:-1] == matrix_shape(old.shape, stacked)[:-1]
