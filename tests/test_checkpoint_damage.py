@@ -175,6 +175,13 @@ def test_links_that_lead_nowhere(tmp_path):
     (model / "sub" / "up").symlink_to("..")
     with pytest.raises(CheckpointError, match="up: a link to a folder that it lies in"):
         compress_checkpoint(model, tmp_path / "out")
+    (model / "sub" / "up").unlink()
+    (model / "round").symlink_to("round")
+    with pytest.raises(OSError, match="symbolic links.*model/round"):
+        compress_checkpoint(model, tmp_path / "out")
+    (model / "round").rename(tmp_path / "out")
+    with pytest.raises(FileExistsError, match="out: exists already"):
+        compress_checkpoint(model, tmp_path / "out")
 
 
 def test_reserved_metadata(tmp_path):

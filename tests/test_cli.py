@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -123,6 +125,38 @@ def test_errors(capsys, monkeypatch, model, packed, tmp_path, arguments, code, m
     else:
         assert out == ""
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to nothing", "circle of links"])
+def test_what_is_neither_a_file_nor_a_folder(capsys, packed, tmp_path, kind):
+    path, expected = tmp_path / "x.safetensors", "neither a file nor a folder"
+    with ExitStack() as stack:
+        if kind == "pipe":
+            os.mkfifo(path)
+            # So that who opens it isn't kept waiting.
+            stack.callback(os.close, os.open(path, os.O_RDWR))
+        elif kind == "socket":
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "link to nothing":
+            path.symlink_to("nothere")
+            expected = "a link to nothing: nothere"
+        else:
+            path.symlink_to("y")
+            (tmp_path / "y").symlink_to(path)
+            expected = os.strerror(errno.ELOOP)
+        out = tmp_path / "z.safetensors"
+        commands = (["compress", path, out], ["decompress", path, out], ["verify", path], ["inspect", path])
+        for command in (*commands, ["demo", path], ["verify", packed, "--against", path]):
+            assert run(capsys, *command) == (2, "", f"unweight: error: {path}: {expected}\n")
+        if kind in ("pipe", "socket", "device"):
+            (tmp_path / "folder").mkdir()
+            inside = tmp_path / "folder" / "x.safetensors"
+            os.rename(path, inside)
+            for command in ("compress", "demo"):
+                code, _, err = run(capsys, command, inside.parent, *[tmp_path / "out"] * (command == "compress"))
+                assert code == 2 and err.startswith(f"unweight: error: {inside}: {expected}")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("oops"), ValueError("oops"), AssertionError("oops"), KeyError("oops")])

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from .checkpoint import CheckpointError, CompressSummary, compress_checkpoint, decompress_checkpoint, verify_checkpoint
+from .checkpoint.files import check_readable
+from .checkpoint.manifest import list_folder
 from .checkpoint.pipeline import check_threads
 from .checkpoint.safetensors_io import read_header
 from .demo_runs import LAYOUTS, Original, Row, run_layers, run_model, run_original
@@ -71,9 +73,7 @@ def run_demo(args: argparse.Namespace) -> int:
 
 def demo(args: argparse.Namespace, work: Path, say: Say) -> DemoResult:
     """All steps, in the folder `work`."""
-    source = packaged_weights() if args.path is None else Path(args.path)
-    if not source.exists():
-        raise FileNotFoundError(f"{source}: doesn't exist")
+    source = packaged_weights() if args.path is None else check_readable(Path(args.path))
     title = f"{_NAME}, from the installed package {_PACKAGE}" if args.path is None else str(source)
     say(f"weights     {title}")
     original, cast = as_bf16(source, work / f"bf16{source.suffix if source.is_file() else ''}", say)
@@ -123,7 +123,10 @@ def packaged_weights() -> Path:
 
 def as_bf16(source: Path, target: Path, say: Say) -> tuple[Path, bool]:
     """`source`, or a copy with its floats rounded to BF16 if it holds none of them yet."""
-    files = sorted(source.rglob("*.safetensors")) if source.is_dir() else [source]
+    if source.is_dir():
+        files = [source / name for name in list_folder(source).files if name.endswith(".safetensors")]
+    else:
+        files = [source]
     dtypes = set()
     for path in files:
         with open(path, "rb") as file:

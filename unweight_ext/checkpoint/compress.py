@@ -10,7 +10,7 @@ from typing import Any
 from .codec import check_layout, is_packable
 from .container import FORMAT, Stored, digest, file_digest, packed_name
 from .errors import CheckpointError, at
-from .files import copy_file
+from .files import check_readable, copy_file
 from .manifest import MAX_EDITED, NAME, FileRecord, Listing, Manifest, list_folder
 from .output import atomic_output, check_output
 from .pack_file import FilePacker, read_source_header
@@ -240,9 +240,7 @@ class FolderCompressor:
 
 
 def check_source(source: Path) -> Path:
-    if not source.exists():
-        raise FileNotFoundError(at(source, "doesn't exist"))
-    if not source.is_dir() and source.suffix != ".safetensors":
+    if not check_readable(source).is_dir() and source.suffix != ".safetensors":
         raise CheckpointError(at(source, "expected a folder or a .safetensors file"))
     return source
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .container import PackedFile
 from .errors import CheckpointError, DamagedError, at
-from .files import copy_file
+from .files import check_readable, copy_file
 from .manifest import NAME, FileRecord, Manifest, list_folder, read_manifest
 from .output import atomic_output, check_output
 from .pipeline import check_threads
@@ -70,10 +70,8 @@ def decompress_checkpoint(
     can't be decompressed, OSError for what the system refuses.
     """
     begin = time.monotonic()
-    source, target = Path(source), Path(target)
+    source, target = check_readable(Path(source)), Path(target)
     threads = check_threads(threads)
-    if not source.exists():
-        raise FileNotFoundError(at(source, "doesn't exist"))
     summary = DecompressSummary(str(source), str(target))
     if source.is_dir():
         manifest, packed = open_folder(source)

@@ -1,12 +1,26 @@
-"""Copying and hashing whole files."""
+"""Whole files: which can be read, copying, hashing."""
 
 import os
+import stat
 from pathlib import Path
 
 import xxhash
 
+from .errors import CheckpointError, at
 from .progress import Progress
 from .safetensors_io import PIECE_BYTES
+
+
+def check_readable(path: Path) -> Path:
+    """The path of a file or folder, be it through links. Pipes, which would hang, and devices have no size or place."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        what = f"a link to nothing: {os.readlink(path)}" if path.is_symlink() else "doesn't exist"
+        raise FileNotFoundError(at(path, what)) from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise CheckpointError(at(path, "neither a file nor a folder"))
+    return path
 
 
 def copy_file(source: Path, target: Path, progress: Progress) -> tuple[int, str]:

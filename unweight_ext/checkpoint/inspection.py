@@ -12,6 +12,7 @@ from ..ops import LAYOUTS
 from .codec import DISK_LAYOUT, UNPACK_COST, bytes_of, describe, is_packable, unpack_bytes, unpack_threads
 from .container import Stored, is_packed, parse_packed
 from .errors import CheckpointError, at
+from .files import check_readable
 from .manifest import list_folder
 from .memory import memory_budget
 from .pipeline import Stage, check_threads, run_jobs
@@ -162,9 +163,7 @@ def inspect_checkpoint(
     reach; it is computed from the entropy of the exponents and nothing is packed. Raises CheckpointError, OSError.
     """
     begin = time.monotonic()
-    path, threads = Path(path), check_threads(threads)
-    if not path.exists():
-        raise FileNotFoundError(at(path, "doesn't exist"))
+    path, threads = check_readable(Path(path)), check_threads(threads)
     if path.is_dir():
         names = [name for name in list_folder(path).files if name.endswith(".safetensors")]
         if not names:

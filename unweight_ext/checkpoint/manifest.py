@@ -142,7 +142,7 @@ def _list(folder: Path, prefix: str, above: tuple[Path, ...], listing: Listing) 
             _list(path, name + "/", (*above, real), listing)
         elif entry.is_file():
             listing.files.append(name)
-        elif entry.is_symlink():
+        elif not path.exists():
             raise CheckpointError(at(path, f"a link to nothing: {os.readlink(path)}"))
         else:
             raise CheckpointError(at(path, "neither a file nor a folder"))

@@ -19,6 +19,11 @@ _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)  # by the system, or by this file system
 
 
+def _real(path: Path) -> Path:
+    """Path.resolve, which raises for links in a circle."""
+    return Path(os.path.realpath(path))
+
+
 def _exists(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
@@ -48,7 +53,7 @@ def _foreign(path: Path, files: Collection[str]) -> str | None:
 
 
 def _check_replaceable(target: Path, files: Collection[str]) -> None:
-    there = target.resolve()
+    there = _real(target)
     foreign = _foreign(target, files)
     if there == Path.cwd() or there in Path.cwd().parents or there == Path.home():
         foreign = "it holds the current folder" if there != Path.home() else "a home folder"
@@ -61,7 +66,7 @@ def check_output(source: Path, target: Path, overwrite: bool, files: Collection[
 
     `files`: what is to be written to a folder that may be a plain checkpoint, one without a manifest.
     """
-    here, there = source.resolve(), target.resolve()
+    here, there = _real(source), _real(target)
     if here == there:
         raise CheckpointError(at(target, "the output is the input"))
     if here in there.parents:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .decompress import largest_tensor, open_folder
 from .errors import CheckpointError, DamagedError, at
-from .files import hash_file
+from .files import check_readable, hash_file
 from .manifest import NAME, list_folder
 from .pipeline import check_threads
 from .progress import Progress, ProgressCallback
@@ -47,11 +47,8 @@ def verify_checkpoint(
     CheckpointError if `path` isn't a packed checkpoint at all, OSError for what the system refuses.
     """
     begin = time.monotonic()
-    path, threads = Path(path), check_threads(threads)
-    original = None if against is None else Path(against)
-    for p in (path, original):
-        if p is not None and not p.exists():
-            raise FileNotFoundError(at(p, "doesn't exist"))
+    path, threads = check_readable(Path(path)), check_threads(threads)
+    original = None if against is None else check_readable(Path(against))
     if original is not None and original.is_dir() != path.is_dir():
         raise CheckpointError(at(original, f"expected a {'folder' if path.is_dir() else 'file'}, as {path} is one"))
     summary = VerifySummary(str(path), None if original is None else str(original))
