@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pwd
 import shutil
 import threading
 from pathlib import Path
@@ -66,6 +67,19 @@ def test_overwrite_replaces_checkpoints_only(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         ["model", "model-elsewhere", "out", "precious", "notes", "link", "new"]
     )
+
+
+def test_overwrite_with_and_without_a_home(tmp_path, monkeypatch):
+    model, out = sharded_model(tmp_path / "model"), tmp_path / "out"
+    compress_checkpoint(model, out)
+    (tmp_path / "link").symlink_to(out)
+    for home in (out, tmp_path / "link"):
+        monkeypatch.setenv("HOME", str(home))
+        with pytest.raises(CheckpointError, match="a home folder"):
+            compress_checkpoint(model, out, overwrite=True)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])  # as for users that the system doesn't know
+    compress_checkpoint(model, out, overwrite=True)
 
 
 def test_overwrite_spares_what_it_did_not_write(tmp_path):

@@ -55,8 +55,10 @@ def _foreign(path: Path, files: Collection[str]) -> str | None:
 def _check_replaceable(target: Path, files: Collection[str]) -> None:
     there = _real(target)
     foreign = _foreign(target, files)
-    if there == Path.cwd() or there in Path.cwd().parents or there == Path.home():
-        foreign = "it holds the current folder" if there != Path.home() else "a home folder"
+    if there == _real(Path(os.path.expanduser("~"))):  # not Path.home, which raises where there is none
+        foreign = "a home folder"
+    elif there == Path.cwd() or there in Path.cwd().parents:
+        foreign = "it holds the current folder"
     if foreign is not None:
         raise CheckpointError(at(target, f"exists and doesn't look like a checkpoint ({foreign}); it isn't replaced"))
 
