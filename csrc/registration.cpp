@@ -7,6 +7,7 @@ STABLE_TORCH_LIBRARY(unweight, m) {
   m.def("unpack(Tensor packed_w, int in_features, ScalarType dtype) -> Tensor");
   m.def("embedding(Tensor ids, Tensor packed_w, int embedding_dim) -> Tensor");
   m.def("_pack(Tensor weight, int layout, int[] shape, int threads) -> Tensor");
+  m.def("_unpack(Tensor packed_w, int in_features, int threads) -> Tensor");
   m.def("_transcode(Tensor packed_w, int layout, int threads) -> Tensor");
   m.def("_verify(Tensor packed_w) -> ()");
   m.def("_describe(Tensor packed_w) -> Tensor");

@@ -2,12 +2,13 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 import samples
 import torch
-from checkpoints import bf16, other, sharded_model, tree, weights, write_safetensors
+from checkpoints import bf16, other, packed_sharded_model, sharded_model, tree, weights, write_safetensors
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -362,3 +363,25 @@ def test_threads_of_torch_are_left_alone(tmp_path):
     before = torch.get_num_threads()
     round_trip(sharded_model(tmp_path / "model", shards=1), tmp_path, threads=1)
     assert torch.get_num_threads() == before
+
+
+def test_torch_keeps_its_number_of_threads(tmp_path):
+    """Threads that the caller starts meanwhile have the number that they would have anyway."""
+    packed = packed_sharded_model(tmp_path)[1]
+    before, seen = torch.get_num_threads(), []
+
+    def note(done: int, total: int, what: str) -> None:
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+
+    try:
+        torch.set_num_threads(5)
+        for threads in (1, 2):
+            verify_checkpoint(packed, threads=threads, progress=note)
+            inspect_checkpoint(packed, threads=threads, progress=note)
+            decompress_checkpoint(packed, tmp_path / f"back{threads}", threads=threads, progress=note)
+        assert torch.get_num_threads() == 5
+    finally:
+        torch.set_num_threads(before)
+    assert len(seen) > 6 and set(seen) == {5}

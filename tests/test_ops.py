@@ -193,8 +193,11 @@ def test_embedding_ids():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_unpack(layout):
     w = torch.stack([weight("few outsiders", 65, 129, seed=e) for e in range(2)])
-    assert_same_bits(torch.ops.unweight.unpack(pack(w[0], layout), 129, torch.bfloat16), w[0])
-    assert_same_bits(torch.ops.unweight.unpack(pack(w, layout, stacked=True), 129, torch.bfloat16), w)
+    one, stacked = pack(w[0], layout), pack(w, layout, stacked=True)
+    assert_same_bits(torch.ops.unweight.unpack(one, 129, torch.bfloat16), w[0])
+    assert_same_bits(torch.ops.unweight.unpack(stacked, 129, torch.bfloat16), w)
+    for threads in (0, 1, 2):
+        assert_same_bits(torch.ops.unweight._unpack(stacked, 129, threads), w)
 
 
 # ----------------------------------------------------------------------------------- gradients, fake tensors, compiling
@@ -286,6 +289,7 @@ def test_opcheck_the_others(layout):
     opcheck(torch.ops.unweight.embedding.default, (torch.tensor([[1, 64], [0, 2]]), packed, 129))
     for p in (packed, stacked):
         opcheck(torch.ops.unweight.unpack.default, (p, 129, torch.bfloat16))
+        opcheck(torch.ops.unweight._unpack.default, (p, 129, 0))
         opcheck(torch.ops.unweight._transcode.default, (p, 1, 0))
         opcheck(torch.ops.unweight._describe.default, (p,))
         opcheck(torch.ops.unweight._verify.default, (p,))
@@ -356,6 +360,7 @@ ops = torch.ops.unweight
         (lambda: ops._pack(W, 7, [64, 128], 0), "layout: 7, expected 0"),
         (lambda: ops._pack(W, 2, [64, 64], 0), "shape: "),
         (lambda: ops._transcode(PACKED, 7, 0), "layout: 7, expected 0"),
+        (lambda: ops._unpack(PACKED, 128, -1), "threads: -1, expected 0"),
         (lambda: ops._cpu_capability(5), "level: 5"),
     ],
 )
@@ -410,7 +415,7 @@ def test_autocast_does_what_it_does_to_f_linear(exact):
 
 
 def test_cuda_tensors_get_a_message_of_ours_not_the_dispatcher_s():
-    for name in ("linear", "unpack", "embedding", "_pack", "_transcode", "_verify", "_describe"):
+    for name in ("linear", "unpack", "embedding", "_pack", "_unpack", "_transcode", "_verify", "_describe"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"unweight::{name}", "CUDA")
 
 

@@ -61,6 +61,11 @@ def _unpack_fake(packed_w: Tensor, in_features: int, dtype: torch.dtype) -> Tens
     return packed_w.new_empty((*packed_w.shape[:-1], in_features), dtype=dtype)
 
 
+@register_fake("unweight::_unpack")
+def _unpack_with_fake(packed_w: Tensor, in_features: int, threads: int) -> Tensor:
+    return _unpack_fake(packed_w, in_features, torch.bfloat16)
+
+
 @register_fake("unweight::embedding")
 def _embedding_fake(ids: Tensor, packed_w: Tensor, embedding_dim: int) -> Tensor:
     # ids (...), packed_w (N, row_bytes) -> (..., embedding_dim)

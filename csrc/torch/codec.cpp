@@ -1,4 +1,4 @@
-// _pack, _transcode, unpack, _verify, _describe: between tensors and the codec.
+// _pack, _unpack, _transcode, unpack, _verify, _describe: between tensors and the codec.
 #include "../cpu/codec.h"
 
 #include <torch/csrc/stable/library.h>
@@ -124,10 +124,7 @@ int64_t cpu_capability(int64_t level) {
   return static_cast<int64_t>(capability());
 }
 
-}  // namespace
-
-Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype) {
-  if (dtype != ScalarType::BFloat16) fail("dtype: ", dtype_name(dtype), ", expected torch.bfloat16");
+Tensor unpack_with(const Tensor& packed_w, int64_t in_features, int64_t threads) {
   if (in_features < 1) fail("in_features: ", in_features, ", expected at least 1");
   const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
   // Before anything of their size is allocated.
@@ -137,10 +134,17 @@ Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype)
   sizes.back() = in_features;
   Tensor weight = torch::stable::new_empty(packed_w, sizes, ScalarType::BFloat16);
   auto* out = static_cast<uint16_t*>(weight.mutable_data_ptr());
-  const Parallel parallel = torch_threads();
+  const Parallel parallel = torch_threads(threads);
   for (int64_t m = 0; m < packed.matrices; m++)
     unpack(packed.matrix(m), packed.matrix_bytes(), out + m * packed.out_features * in_features, parallel);
   return weight;
+}
+
+}  // namespace
+
+Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype) {
+  if (dtype != ScalarType::BFloat16) fail("dtype: ", dtype_name(dtype), ", expected torch.bfloat16");
+  return unpack_with(packed_w, in_features, 0);
 }
 
 // For CUDA tensors too, until there are kernels for them: these functions say what is wrong better than the dispatcher.
@@ -148,6 +152,7 @@ Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype)
   m.impl("_pack", TORCH_BOX(&pack_cpu));           \
   m.impl("_transcode", TORCH_BOX(&transcode_cpu)); \
   m.impl("unpack", TORCH_BOX(&unpack_cpu));        \
+  m.impl("_unpack", TORCH_BOX(&unpack_with));      \
   m.impl("_verify", TORCH_BOX(&verify_cpu));       \
   m.impl("_describe", TORCH_BOX(&describe_cpu));
 STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m){UNWEIGHT_CODEC(m)} STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA,

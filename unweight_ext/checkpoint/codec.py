@@ -77,23 +77,12 @@ def pack_bytes(data: memoryview, entry: Entry, layout: str, where: str, threads:
         return torch.ops.unweight._pack(weight, LAYOUTS.index(layout), shape, threads)
 
 
-@contextmanager
-def unpack_threads() -> Iterator[None]:
-    """`unpack_bytes` sets torch's number of threads, which is kept per thread; this restores it for threads to come."""
-    number = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(number)
-
-
 def unpack_bytes(data: memoryview, stored: Entry, original: Entry, where: str, threads: int) -> Tensor:
-    """The original bytes of a packed tensor, uint8 [nbytes]. Called by a worker's thread. Raises DamagedError."""
-    torch.set_num_threads(threads)
+    """The original bytes of a packed tensor, uint8 [nbytes]. Raises DamagedError."""
     packed = torch.frombuffer(data, dtype=torch.uint8).view(stored.shape)
     columns = matrix_shape(original.shape, len(stored.shape) == 3)[-1]
     with operator_errors(where):
-        weight = torch.ops.unweight.unpack(packed, columns, torch.bfloat16)
+        weight = torch.ops.unweight._unpack(packed, columns, threads)
     return weight.view(-1).view(torch.uint8)
 
 

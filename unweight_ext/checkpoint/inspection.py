@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..ops import LAYOUTS
-from .codec import DISK_LAYOUT, UNPACK_COST, bytes_of, describe, is_packable, unpack_bytes, unpack_threads
+from .codec import DISK_LAYOUT, UNPACK_COST, bytes_of, describe, is_packable, unpack_bytes
 from .container import Stored, is_packed, parse_packed
 from .errors import CheckpointError, at
 from .files import check_readable
@@ -187,7 +187,7 @@ def inspect_checkpoint(
 
 
 def _look(file: _File, jobs: list[_Job], entropy: bool, threads: int, largest: int, counter: Progress) -> None:
-    with open(file.path, "rb") as source, unpack_threads():
+    with open(file.path, "rb") as source:
         fd = source.fileno()
         stage: Stage[_Job] = Stage(
             work=lambda job, n: file.look(job, n, fd, entropy),

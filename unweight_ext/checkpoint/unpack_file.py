@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 from torch import Tensor
 
-from .codec import UNPACK_COST, bytes_of, unpack_bytes, unpack_threads
+from .codec import UNPACK_COST, bytes_of, unpack_bytes
 from .container import PackedFile, Stored, digest, is_packed, parse_packed
 from .errors import CheckpointError, DamagedError, at
 from .memory import memory_budget
@@ -86,7 +86,7 @@ class FileUnpacker:
         return True
 
     def _run(self, report: Callable[[str], None], threads: int, largest: int) -> None:
-        with open(self.path, "rb") as source, unpack_threads():
+        with open(self.path, "rb") as source:
             self._in, self._in_start = source.fileno(), self.file.header.data_start
             self._report = report
             stage: Stage[_Unpack] = Stage(self._work, lambda job: None, self._finish)
