@@ -261,14 +261,52 @@ def test_as_a_module():
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "unweight: error: /nothere: doesn't exist\n")
 
 
-def test_a_closed_pipe_is_no_error(model):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "unweight_ext", "inspect", str(model)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait(60) == 0
+def test_a_closed_pipe_changes_no_exit_code(model, packed):
+    (packed / "tokenizer.json").write_bytes(b"{}")
+    for arguments, code, said in (["inspect", model], 0, b""), (["verify", packed, "--json"], 1, b"hash differs"):
+        command = [sys.executable, "-m", "unweight_ext", *map(str, arguments)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.close()
+        err = process.stderr.read()
+        process.stderr.close()
+        assert process.wait(60) == code and said in err and err.count(b"\n") == 2 * code
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_standard_output(model, packed, unbuffered):
+    for arguments in (
+        ["--help"],
+        ["--version"],
+        ["verify", packed, "--json"],
+        ["inspect", model],
+        ["shrink", "--json"],
+    ):
+        command = [sys.executable, "-m", "unweight_ext", *map(str, arguments)]
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
+        *before, last = done.stderr.splitlines()
+        assert (done.returncode, last) == (2, "unweight: error: standard output: No space left on device"), arguments
+        assert len(before) == ("shrink" in arguments)
+
+
+def test_a_full_standard_error_changes_no_exit_code(packed):
+    (packed / "tokenizer.json").write_bytes(b"{}")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "unweight_ext", "verify", packed, "-q"], stderr=full, timeout=120)
+    assert done.returncode == 1
+
+
+def test_ascii_is_enough(tmp_path):
+    source = tmp_path / "mödel.safetensors"
+    write_safetensors(source, {"gewicht.größe": bf16("trained", 64, 256)})
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    for i, change in enumerate(({"PYTHONIOENCODING": "ascii"}, locale)):
+        for arguments in (["inspect", source], ["compress", source, tmp_path / f"päcked{i}.safetensors"]):
+            done = shell(*arguments, env=os.environ | change)
+            assert (done.returncode, done.stderr) == (0, "") and done.stdout.isascii()
+            assert i or "\\xf6" in done.stdout or "\\xe4" in done.stdout
+            assert "\\u2500" not in done.stdout  # lines of the table
 
 
 def terminal_output(arguments: list[str]) -> str:

@@ -2,14 +2,22 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .exit_codes import DIFFERS, EXIT_CODES, OK, UNUSABLE, exit_code_of, failed, interruptible
-from .terminal import printable, progress_bar, rate_text, size_text, table_text
+from .terminal import (
+    prepare_streams,
+    print_error,
+    print_out,
+    printable,
+    progress_bar,
+    rate_text,
+    size_text,
+    table_text,
+)
 
 if TYPE_CHECKING:
     from .checkpoint import Inspection
@@ -65,6 +73,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise _Usage(f"{message} (see {self.prog} --help)")
+
+    def print_help(self, file: Any = None) -> None:
+        print_out(self.format_help().rstrip())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -160,15 +171,15 @@ class _Version(argparse.Action):
             found = version("unweight-ext")
         except PackageNotFoundError:
             found = "(from a source folder, not installed)"
-        print(f"unweight {found}")
+        print_out(f"unweight {found}")
         parser.exit()
 
 
 def print_result(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:
     if args.json:
-        print(json.dumps(result))
+        print_out(json.dumps(result))
     elif not args.quiet:
-        print(printable(text, keep="\n"))
+        print_out(printable(text, keep="\n"))
 
 
 def _compress(args: argparse.Namespace) -> int:
@@ -240,11 +251,11 @@ def _verify(args: argparse.Namespace) -> int:
         print_result(args, asdict(s) | {"ok": True}, text)
         return OK
     for problem in s.problems:
-        print(f"unweight: {printable(problem)}", file=sys.stderr)
+        print_error(f"unweight: {printable(problem)}")
     message = f"{s.path}: verification failed, {len(s.problems)} problem{'s' * (len(s.problems) > 1)}"
-    print(f"unweight: error: {printable(message)}", file=sys.stderr)
+    print_error(f"unweight: error: {printable(message)}")
     if args.json:
-        print(json.dumps(asdict(s) | {"ok": False, "error": message, "exit_code": DIFFERS}))
+        print_out(json.dumps(asdict(s) | {"ok": False, "error": message, "exit_code": DIFFERS}))
     return DIFFERS
 
 
@@ -263,7 +274,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
         plot(result, args.plot)
     if args.json:
-        print(json.dumps(asdict(result)))
+        print_out(json.dumps(asdict(result)))
     elif not args.quiet:
         _print_inspection(result)
     return OK
@@ -309,7 +320,7 @@ def _print_inspection(result: "Inspection") -> None:
             number(t.floor),
             number(t.patches, "d") if result.packed else number(t.estimate),
         )
-    print(table_text(table) + printable(_totals_text(result)))
+    print_out(table_text(table) + printable(_totals_text(result)))
 
 
 def _totals_text(result: "Inspection") -> str:
@@ -337,17 +348,13 @@ def _demo(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Runs a command. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    # Where a stream was closed by the caller (daemons do that), nobody reads it.
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
-    try:
-        args = build_parser().parse_args(argv)
-    except _Usage as error:
-        return failed(str(error), "--json" in argv, UNUSABLE)
+    prepare_streams()
+    args = argparse.Namespace(json="--json" in argv)
     try:
         with interruptible():
-            code = args.run(args)
-            sys.stdout.flush()
-            return code
+            args = build_parser().parse_args(argv)
+            return args.run(args)
+    except _Usage as error:
+        return failed(str(error), args.json, UNUSABLE)
     except (KeyboardInterrupt, Exception) as error:
         return exit_code_of(error, args)

