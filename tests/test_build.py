@@ -277,3 +277,4 @@ def test_pip_install_gives_an_abi3_wheel_that_works_elsewhere(isolation: bool, t
         text=True,
     )
     assert found.stdout.startswith(f"{site}/unweight_ext/__init__.py"), found.stdout + found.stderr
+    assert "unweight_ext_command.py" in names

@@ -35,6 +35,25 @@ print(*sorted(set(sys.modules) - before))
     assert set(result.stdout.split()) == {"unweight_ext", "unweight_ext._C", "unweight_ext.ops"}
 
 
+def test_the_command_loads_torch_only_for_work():
+    code = """
+import sys
+from unweight_ext_command import main
+for arguments in ("--version", "--help", "compress --help", "shrink", "compress a", "verify nothere", "demo nothere"):
+    sys.argv[1:] = arguments.split()
+    try:
+        main()
+    except SystemExit:
+        pass
+print("torch" in sys.modules)
+sys.argv[1:] = ["inspect", "setup.py"]
+print(main())
+print(sys.modules["torch"].ops.unweight.linear.default)
+"""
+    result = run(code, PACKAGE.parent)
+    assert result.stdout.splitlines()[-3:] == ["False", "2", "unweight.linear.default"], result.stderr
+
+
 @pytest.fixture
 def unbuilt(tmp_path):
     """The package as it is in a source tree that nobody has built."""

@@ -3,6 +3,7 @@
 Importing the package registers the operators `torch.ops.unweight.*`; everything else is loaded when it is first used.
 """
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -29,7 +30,8 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 # In a source tree that isn't built yet, the pure Python parts (the reference) stay usable; the rest says what to do.
-if find_spec(f"{__name__}._C") is not None:
+# The command loads the operators, and torch with them, only when it needs them.
+if find_spec(f"{__name__}._C") is not None and "unweight_ext_command" not in sys.modules:
     from . import ops as ops
 
 

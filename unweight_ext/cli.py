@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -345,6 +346,14 @@ def _demo(args: argparse.Namespace) -> int:
     return run_demo(args)
 
 
+def _check_paths(args: argparse.Namespace) -> None:
+    """Says at once what is misspelt, before torch is loaded. All else about paths is checked where they are used."""
+    for name in ("source", "path", "against"):
+        path = getattr(args, name, None)
+        if path is not None and not os.path.lexists(path):
+            raise FileNotFoundError(f"{path}: doesn't exist")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs a command. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
@@ -353,6 +362,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with interruptible():
             args = build_parser().parse_args(argv)
+            _check_paths(args)
             return args.run(args)
     except _Usage as error:
         return failed(str(error), args.json, UNUSABLE)
