@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,42 @@ def test_signals_leave_nothing_behind(tmp_path, number):
     assert err == "unweight: error: interrupted\n"
     assert json.loads(out) == {"error": "interrupted", "exit_code": 130}
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@contextmanager
+def stopped_run(source: Path, target: Path) -> Iterator[None]:
+    """A compress that has begun to write and stands still. In the end it is killed."""
+    command = [sys.executable, "-m", "unweight_ext", "compress", source, target, "--threads", "1"]
+    before = set(target.parent.iterdir())
+    with subprocess.Popen(command) as process:
+        try:
+            while not {p for p in set(target.parent.iterdir()) - before if (p / "model.safetensors").exists()}:
+                assert process.poll() is None
+                time.sleep(0.001)
+            process.send_signal(signal.SIGSTOP)
+            yield
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
+    source, small = big_file(tmp_path / "big", 128).parent, big_file(tmp_path / "small", 4).parent
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    for name in (".out.tmp-0123abcd", ".out.tmp-0123abcd-0123abcd"):  # of another machine
+        (tmp_path / name).mkdir()
+    before = set(tmp_path.iterdir())
+    with stopped_run(source, out):
+        pass
+    (killed,) = set(tmp_path.iterdir()) - before
+    with stopped_run(source, out):
+        (running,) = set(tmp_path.iterdir()) - before
+        assert running != killed
+        compress_checkpoint(small, out)
+        assert set(tmp_path.iterdir()) == before | {running, out}
+    with stopped_run(source, elsewhere):
+        (other,) = set(tmp_path.iterdir()) - before - {running, out}
+    compress_checkpoint(small, out, overwrite=True)
+    assert set(tmp_path.iterdir()) == before | {out, other}
 
 
 def test_an_impatient_user(tmp_path):

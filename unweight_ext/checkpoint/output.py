@@ -2,14 +2,16 @@
 
 import ctypes
 import errno
+import fcntl
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from .container import digest
 from .errors import CheckpointError, at
 from .manifest import NAME, read_manifest
 from .progress import Progress
@@ -168,6 +170,44 @@ def _sync_tree(path: Path) -> None:
         _sync(path)
 
 
+def _boot_mark() -> str:
+    """Tells this run of this machine's kernel from all others; empty where there is no way to."""
+    try:
+        return digest(Path("/proc/sys/kernel/random/boot_id").read_bytes())[:8] + "-"
+    except OSError:
+        return ""
+
+
+def _locked(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError:  # held by another, or the file system knows no locks
+        return False
+    return True
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """A free name beside `target`; first, what killed runs left under such names is removed.
+
+    All runs hold a shared lock on the folder, so who gets it alone knows that no other is at work. Other machines may
+    not see the lock: only names with this one's mark are removed, and only who has the lock gives his output the mark.
+    """
+    start, mark = f".{target.name}.tmp-", _boot_mark()
+    folder = os.open(target.absolute().parent, os.O_RDONLY)
+    try:
+        if mark and _locked(folder, fcntl.LOCK_EX):
+            for path in target.absolute().parent.iterdir():
+                if path.name.startswith(start + mark):
+                    with suppress(OSError):  # somebody else's
+                        _remove(path)
+        if not _locked(folder, fcntl.LOCK_SH):
+            mark = ""
+        yield target.with_name(start + mark + secrets.token_hex(4))
+    finally:
+        os.close(folder)
+
+
 @contextmanager
 def atomic_output(
     target: Path,
@@ -184,17 +224,17 @@ def atomic_output(
     that of `check_output`. `sync`: all of it is on the disk before it gets its name, so that not even a loss of power
     leaves a part of it there; `progress` is told.
     """
-    temporary = keep_as or target.with_name(f".{target.name}.tmp-{secrets.token_hex(4)}")
-    try:
-        yield temporary
-        if sync:
-            if progress is not None:
-                progress.start("to the disk")
-            _sync_tree(temporary)
-        _put(temporary, target, overwrite, files)
-        if sync:
-            _sync(target.absolute().parent)
-    except BaseException:
-        if keep_as is None:
-            _remove(temporary)
-        raise
+    with _temporary(target) if keep_as is None else nullcontext(keep_as) as temporary:
+        try:
+            yield temporary
+            if sync:
+                if progress is not None:
+                    progress.start("to the disk")
+                _sync_tree(temporary)
+            _put(temporary, target, overwrite, files)
+            if sync:
+                _sync(target.absolute().parent)
+        except BaseException:
+            if keep_as is None:
+                _remove(temporary)
+            raise
