@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from test_packed import changed, pack
 from torch import nn
 
 import unweight_ext as u
+
+# Most weights here are small and odd on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:.*compress_model leaves such a module as it is")
 
 
 def plain_linear(n: int = 65, k: int = 129, bias: bool = True, content: str = "trained", seed: int = 0) -> nn.Linear:
@@ -95,6 +99,31 @@ def test_repr_shows_size_and_layout():
         f"Linear(in_features=512, out_features=512, bias=True, layout=nibble, bits_per_weight={bits}, exact=True)"
     )
     assert repr(u.Embedding(7, 9)) == "Embedding(7, 9, layout=None, bits_per_weight=0.00)"
+
+
+@pytest.mark.parametrize("shape", [(1, 4096), (4096, 3)])
+def test_modules_that_would_be_larger_than_plain_ones_say_so(shape):
+    w = weight("trained", *shape)
+    n, k = shape
+    message = rf"{n} x {k} weights take \d+ bytes packed, {2 * n * k} in a torch.nn.(Linear|Embedding); compress_model"
+    plain, table = plain_linear(n, k, bias=False), nn.Embedding(n, k, dtype=torch.bfloat16)
+    plain.weight.data = table.weight.data = w
+    for pack_it in (
+        lambda: u.Linear.from_linear(plain),
+        lambda: u.Embedding.from_embedding(table),
+        lambda: u.Linear(k, n, bias=False).set_weight(w),
+        lambda: u.Linear(k, n, bias=False).load_state_dict({"weight": w}),
+        lambda: u.Linear(k, n, bias=False).load_state_dict({"weight_packed": u.pack(w, "archive")}),
+    ):
+        with pytest.warns(UserWarning, match=message):
+            pack_it()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        u.Linear.from_linear(plain, layout="archive")
+        u.Linear(k, n, bias=False).load_state_dict({"weight_packed": u.pack(w)})  # not of our making
+        u.Linear.from_linear(plain_linear(256, 512))
+        report = u.compress_model(nn.Sequential(plain))
+    assert [row.reason.partition(":")[0] for row in report.left_alone] == ["doesn't pay"]
 
 
 # -------------------------------------------------------------------------------------------------------- state_dicts

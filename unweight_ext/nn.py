@@ -1,5 +1,6 @@
 """Modules that hold their weight packed: `Linear` and `Embedding` stand where torch.nn's stood."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -60,7 +61,10 @@ class _PackedModule(nn.Module):
         return 8 * self.weight_packed.shape[1] / self._shape[1]
 
     def set_weight(self, weight: Tensor) -> None:
-        """Packs a bfloat16 weight [rows, columns] in the wanted layout. Raises ValueError."""
+        """Packs a bfloat16 weight [rows, columns] in the wanted layout. Raises ValueError.
+
+        Warns if that takes more memory than the weight itself: tiles pad what is thinner than 64 rows or 128 columns.
+        """
         self.set_packed(self._packed_from(weight))
 
     def set_packed(self, packed: Tensor) -> None:
@@ -79,7 +83,18 @@ class _PackedModule(nn.Module):
     def _packed_from(self, weight: Tensor) -> Tensor:
         if tuple(weight.shape) != self._shape:
             raise ValueError(f"weight: shape {list(weight.shape)}, expected {list(self._shape)}")
-        return pack_quietly(weight, self.wanted_layout)
+        return self._told_if_larger(pack_quietly(weight, self.wanted_layout))
+
+    def _told_if_larger(self, packed: Tensor) -> Tensor:
+        plain = 2 * self._shape[0] * self._shape[1]
+        if packed.numel() > plain and self.wanted_layout != "raw":
+            name = type(self).__name__
+            warnings.warn(
+                f"{name}: {self._shape[0]} x {self._shape[1]} weights take {packed.numel()} bytes packed, {plain} in a "
+                f"torch.nn.{name}; compress_model leaves such a module as it is",
+                stacklevel=2,
+            )
+        return packed
 
     def _checked(self, packed: Tensor) -> str:
         """The layout of a packed weight that fits this module and is undamaged."""
@@ -97,7 +112,7 @@ class _PackedModule(nn.Module):
         layout = self._checked(packed)
         if layout == "archive" and self.wanted_layout != "archive":
             wanted = ops.LAYOUTS[layout_id(self.wanted_layout, self.weight_packed.device)]
-            packed = transcode_quietly(packed, wanted)
+            packed = self._told_if_larger(transcode_quietly(packed, wanted))
             layout = info(packed).layout
         packed = _aligned(packed)
         old = self.weight_packed
@@ -175,7 +190,7 @@ class Linear(_PackedModule):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, layout: str = "auto", exact: bool = False) -> "Linear":
-        """Packs the bfloat16 weight of a torch.nn.Linear; the bias is shared with it. Raises ValueError."""
+        """Packs the bfloat16 weight of a torch.nn.Linear; the bias is shared with it. See `set_weight`."""
         new = cls(linear.in_features, linear.out_features, bias=False, layout=layout, exact=exact)
         new.set_weight(linear.weight)
         new.bias = linear.bias
@@ -219,7 +234,7 @@ class Embedding(_PackedModule):
 
     @classmethod
     def from_embedding(cls, embedding: nn.Embedding, layout: str = "nibble") -> "Embedding":
-        """Packs the bfloat16 table of a torch.nn.Embedding. Raises ValueError, also for what it can't do."""
+        """Packs the bfloat16 table of a torch.nn.Embedding. See `set_weight`; ValueError for what it can't do."""
         reason = unsupported_embedding(embedding)
         if reason:
             raise ValueError(f"embedding: {reason}")

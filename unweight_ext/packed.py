@@ -161,7 +161,8 @@ def pack(weight: Tensor, layout: str = "auto", *, stacked: bool = False, threads
     `weight`: bfloat16 with 2 to 8 dimensions, none of them 0, on a CPU or a GPU, of any strides. More than 2 dimensions
     are packed as one matrix [shape[0], -1], unless `stacked` says that a 3-D weight is several ([E, N, K], experts).
     `layout`: `nibble`, `huffman`, `archive`, `raw`, or `auto`, the default of the weight's device. Where a layout
-    doesn't fit or doesn't pay another is used, with the warning `LayoutFallback` unless it was `auto`.
+    doesn't fit or doesn't pay another is used, with the warning `LayoutFallback` unless it was `auto`. Layouts
+    but `archive` pad to 64 rows and 128 columns: a thin weight can take more bytes than before, as `info` tells.
     `threads`: 0 for as many as torch uses.
 
     Returns uint8 [N, row_bytes], or [E, N, row_bytes]. Raises ValueError.
