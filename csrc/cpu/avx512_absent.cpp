@@ -22,7 +22,7 @@ void look_up_warp_avx512(const PairWindow&, const StageRows&, int, uint32_t*, ui
 }
 uint64_t look_up_round_avx512(const PairWindow&, const uint16_t*, uint8_t*, uint32_t*, uint32_t*) { std::abort(); }
 void encode_nibbles_avx512(int, const StageRows&, int, uint32_t*, uint32_t*, uint32_t (*)[kRegisters]) { std::abort(); }
-void swizzled_pairs_avx512(const uint16_t*, int64_t, uint16_t*) { std::abort(); }
+void swizzled_pairs_avx512(const uint16_t*, int64_t, uint16_t*, uint16_t&) { std::abort(); }
 void append_avx512(WordStreams&, const uint32_t (*)[kMostStreams], const uint32_t (*)[kMostStreams], int) {
   std::abort();
 }

@@ -312,13 +312,21 @@ void encode_nibbles_avx512(int base, const StageRows& stage, int warp, uint32_t*
     }
 }
 
-void swizzled_pairs_avx512(const uint16_t* weights, int64_t count, uint16_t* pairs) {
-  for (int64_t i = 0; i < count; i += 32, pairs += 16) {
-    const __m512i both = _mm512_srli_epi32(_mm512_loadu_si512(weights + i), 7);
-    const __m512i pair = select(all(0xFF), both, _mm512_srli_epi32(both, 8));
-    const __m512i row = _mm512_and_si512(_mm512_srli_epi32(pair, 4), all(0xF0));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs), _mm512_cvtepi32_epi16(_mm512_xor_si512(pair, row)));
+void swizzled_pairs_avx512(const uint16_t* weights, int64_t count, uint16_t* pairs, uint16_t& most) {
+  // Bytes of both exponents of a word, in its lower or its upper half.
+  const __m512i lower = _mm512_set1_epi64(0x0000372700001707), upper = _mm512_set1_epi64(0x3727000017070000);
+  __m512i largest = _mm512_set1_epi16(static_cast<short>(most));
+  for (int64_t i = 0; i < count; i += 64, pairs += 32) {
+    const __m512i a = _mm512_multishift_epi64_epi8(lower, _mm512_loadu_si512(weights + i));
+    const __m512i b = _mm512_multishift_epi64_epi8(upper, _mm512_loadu_si512(weights + i + 32));
+    const __m512i pair = select(all(0xFFFF), a, b);
+    largest = _mm512_max_epu16(largest, pair);
+    // pair ^ (pair >> 4 & 0xF0)
+    const __m512i row = _mm512_srli_epi16(pair, 4);
+    _mm512_storeu_si512(pairs, _mm512_ternarylogic_epi32(pair, row, _mm512_set1_epi16(0xF0), 0x78));
   }
+  const __m512i halves = _mm512_max_epu16(largest, _mm512_srli_epi32(largest, 16));
+  most = static_cast<uint16_t>(_mm512_reduce_max_epu32(_mm512_and_si512(halves, all(0xFFFF))));
 }
 
 }  // namespace unweight

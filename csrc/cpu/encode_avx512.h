@@ -42,8 +42,9 @@ void look_up_warp_avx512(const PairWindow& window, const StageRows& stage, int w
 uint64_t look_up_round_avx512(const PairWindow& window, const uint16_t* weights, uint8_t* plane, uint32_t* code,
                               uint32_t* bits);
 
-// The pairs (e0 | e1 << 8) of `count` weights, a multiple of 32, as `swizzle` in pair_counts.cpp permutes them.
-void swizzled_pairs_avx512(const uint16_t* weights, int64_t count, uint16_t* pairs);
+// The pairs (e0 | e1 << 8) of `count` weights, a multiple of 64, as `swizzle` in pair_counts.cpp permutes them, in any
+// order. `most` becomes the largest pair if it is smaller.
+void swizzled_pairs_avx512(const uint16_t* weights, int64_t count, uint16_t* pairs, uint16_t& most);
 
 // A warp's rows of a stage: S-plane and N-plane, and per k-step and register the lanes with an exponent outside the
 // window (its code is 0).

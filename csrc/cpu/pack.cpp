@@ -111,10 +111,11 @@ namespace {
 
 int best_nibble_base(const PairCounts& pairs) {
   uint64_t exponents[256] = {0};
-  for (int p = 0; p < kPairs; p++) {
-    exponents[p & 255] += pairs.count[p];
-    exponents[p >> 8] += pairs.count[p];
-  }
+  for (int second = 0; second < 256; second++)
+    for (size_t first = 0; first < pairs.row[second].size(); first++) {
+      exponents[first] += pairs.row[second][first];
+      exponents[second] += pairs.row[second][first];
+    }
   uint64_t window = 0, best = 0;
   for (int e = 1; e <= 16; e++) window += exponents[e];
   int base = 1;

@@ -13,16 +13,22 @@ namespace {
 // Neighbours are often equal, and a counter just stored can't be loaded at once: two tables take turns. The pairs in
 // use are a few columns of a few rows, which would all compete for the same sets of the first-level cache: so each row
 // is permuted by its number, and the second table starts a few lines later.
+inline uint32_t swizzle(uint32_t pair) { return pair ^ (pair >> 4 & 0xF0); }
 struct Tables {
   struct alignas(64) Table {
     uint32_t count[kPairs];
     uint32_t shift[5 * 16];
   };
   Table table[2];
-};
-inline uint32_t swizzle(uint32_t pair) { return pair ^ (pair >> 4 & 0xF0); }
+  uint16_t most = 0;  // the largest pair counted since the last flush
 
-constexpr int64_t kBatch = 1024;
+  void count(int i, uint32_t pair) {
+    most = std::max(most, static_cast<uint16_t>(pair));
+    table[i].count[swizzle(pair)]++;
+  }
+};
+
+constexpr int64_t kBatch = 1024, kAhead = 2 * kBatch, kCacheLinePairs = 16;
 
 void count_run(const uint16_t* weights, int64_t count, bool avx512, Tables& tables) {
   uint32_t *even = tables.table[0].count, *odd = tables.table[1].count;
@@ -31,18 +37,23 @@ void count_run(const uint16_t* weights, int64_t count, bool avx512, Tables& tabl
     // Far more than are on their way at once: a pair is long stored when it is loaded again.
     uint16_t pairs[kBatch / 2];
     for (; i + kBatch <= count; i += kBatch) {
-      swizzled_pairs_avx512(weights + i, kBatch, pairs);
-      for (int64_t j = 0; j < kBatch / 2; j += 2) {
-        even[pairs[j]]++;
-        odd[pairs[j + 1]]++;
+      swizzled_pairs_avx512(weights + i, kBatch, pairs, tables.most);
+      // Counting is slow enough to hide memory behind it, if what comes next is asked for evenly.
+      for (int64_t j = 0; j < kBatch / 2; j += kCacheLinePairs) {
+        __builtin_prefetch(weights + std::min(i + 2 * j + kAhead, count - 1));
+        for (int64_t k = j; k < j + kCacheLinePairs; k += 2) {
+          even[pairs[k]]++;
+          odd[pairs[k + 1]]++;
+        }
       }
     }
   }
+  const auto pair_at = [&](int64_t at) { return exponent_pair(load_pair(weights + at)); };
   for (; i + 4 <= count; i += 4) {
-    even[swizzle(exponent_pair(load_pair(weights + i)))]++;
-    odd[swizzle(exponent_pair(load_pair(weights + i + 2)))]++;
+    tables.count(0, pair_at(i));
+    tables.count(1, pair_at(i + 2));
   }
-  if (i + 2 <= count) even[swizzle(exponent_pair(load_pair(weights + i)))]++;
+  if (i + 2 <= count) tables.count(0, pair_at(i));
 }
 
 // The exponent that the encoder gives the missing half of a pair; for nibble one that is in no window.
@@ -55,15 +66,17 @@ uint32_t half_exponent(uint32_t e, Layout layout) {
 void flush(Tables& tables, PairCounts& total) {
   static std::mutex merging;
   const std::lock_guard<std::mutex> lock(merging);
-  for (int row = 0; row < 256; row++) {
-    uint32_t *a = tables.table[0].count + 256 * row, *b = tables.table[1].count + 256 * row, any = 0;
+  for (uint32_t second = 0; second <= uint32_t{tables.most} >> 8; second++) {
+    uint32_t *a = tables.table[0].count + 256 * second, *b = tables.table[1].count + 256 * second, any = 0;
     for (int i = 0; i < 256; i++) any |= a[i] | b[i];
     if (!any) continue;
-    total.used[row] = true;
-    for (int i = 0; i < 256; i++) total.count[swizzle(256 * row + i)] += uint64_t{a[i]} + b[i];
+    uint64_t counts[256];
+    for (uint32_t i = 0; i < 256; i++) counts[swizzle(256 * second + i) & 255] = uint64_t{a[i]} + b[i];
+    total.add(second, counts);
     std::fill_n(a, 256, 0);
     std::fill_n(b, 256, 0);
   }
+  tables.most = 0;
 }
 
 }  // namespace
@@ -81,7 +94,7 @@ void count_pairs(const uint16_t* weights, int64_t count, int64_t run, Layout lay
     count_run(weights, n, avx512, *tables);
     if (n % 2) {
       const uint32_t e = weights[n - 1] >> 7 & 255;
-      tables->table[0].count[swizzle(e | half_exponent(e, layout) << 8)]++;
+      tables->count(0, e | half_exponent(e, layout) << 8);
     }
     since_flush += n;
     if (since_flush < kFlushAfter) continue;

@@ -49,34 +49,42 @@ int rarity_bits(int longest) { return longest == 8 ? 12 : 17; }
 }  // namespace
 
 Code build_code(const PairCounts& pairs, int longest) {
-  const std::vector<uint64_t>& counts = pairs.count;
-  uint64_t total = 0;
-  for (int row = 0; row < 256; row++)
-    for (int i = 0; i < 256 && pairs.used[row]; i++) total += counts[256 * row + i];
-  std::vector<uint32_t> order;
-  for (uint32_t row = 0; row < 256; row++)
-    for (uint32_t pair = 256 * row; pair < 256 * (row + 1) && pairs.used[row]; pair++)
-      if (counts[pair] && (counts[pair] << rarity_bits(longest)) >= total) order.push_back(pair);
-  const auto more_frequent = [&](uint32_t a, uint32_t b) {
-    return counts[a] != counts[b] ? counts[a] > counts[b] : a < b;
+  struct Counted {
+    uint64_t count;
+    uint32_t pair;
   };
+  std::vector<Counted> order;
+  uint64_t total = 0;
+  for (uint32_t second = 0; second < 256; second++)
+    for (uint32_t first = 0; first < pairs.row[second].size(); first++) {
+      const uint64_t count = pairs.row[second][first];
+      if (!count) continue;
+      order.push_back({count, first | second << 8});
+      total += count;
+    }
+  const auto more_frequent = [](const Counted& a, const Counted& b) {
+    return a.count != b.count ? a.count > b.count : a.pair < b.pair;
+  };
+  const auto frequent = [&](const Counted& c) { return c.count << rarity_bits(longest) >= total; };
+  auto end = std::partition(order.begin(), order.end(), frequent);
   // Nothing is frequent when more than 2^rarity pairs are equally rare: then the most frequent one alone.
-  if (order.empty()) order.push_back(std::max_element(counts.begin(), counts.end()) - counts.begin());
+  if (end == order.begin()) std::iter_swap(end++, std::min_element(order.begin(), order.end(), more_frequent));
+  order.erase(end, order.end());
   std::sort(order.begin(), order.end(), more_frequent);
   if (order.size() > size_t{1} << longest) order.resize(size_t{1} << longest);
 
-  std::vector<uint64_t> weights(order.size());
+  std::vector<uint64_t> weights;
   uint64_t coded = 0;
-  for (size_t i = 0; i < order.size(); i++) {
-    weights[order.size() - 1 - i] = counts[order[i]];
-    coded += counts[order[i]];
+  for (auto c = order.rbegin(); c != order.rend(); ++c) {
+    weights.push_back(c->count);
+    coded += c->count;
   }
   weights.back() += total - coded;  // pairs without a code are written with the first code
 
   Code code;
   code.longest = longest;
   for (int length : limited_lengths(weights, longest)) code.count[length]++;
-  code.pairs.assign(order.begin(), order.end());
+  for (const Counted& c : order) code.pairs.push_back(static_cast<uint16_t>(c.pair));
   return code;
 }
 

@@ -27,9 +27,14 @@ struct Code {
 
 constexpr uint32_t kNoCode = 1u << 31;
 
+// How often each pair occurs. Few second exponents occur at all: only they have a row.
 struct PairCounts {
-  std::vector<uint64_t> count = std::vector<uint64_t>(kPairs, 0);
-  bool used[256] = {false};  // second exponents that occur at all
+  std::vector<uint64_t> row[256];  // by first exponent; empty or 256
+
+  void add(uint32_t second, const uint64_t (&counts)[256]) {
+    row[second].resize(256, 0);
+    for (int first = 0; first < 256; first++) row[second][first] += counts[first];
+  }
 };
 
 // The table that `pack` writes for these counts.
