@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd.forward_ad import make_dual, unpack_dual
-from torch.library import Library, get_ctx, register_fake
+from torch.library import Library, get_ctx, register_autograd, register_fake
+
+try:  # What register_autograd registers. Not public, so it may go some day; forward-mode derivatives go with it.
+    from torch._library.autograd import Info, make_autograd_impl
+except ImportError:
+    make_autograd_impl = None
 
 try:
     from . import _C  # noqa: F401 (registers the operators)
@@ -114,13 +118,10 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(grads)
 
 
-# What torch.library.register_autograd registers. It knows no forward mode, in which it gives zeros without a word.
-_linear_reverse = make_autograd_impl(linear, Info(_linear_backward, _linear_setup))
-
-
 def _linear_autograd(
     keys: Any, x: Tensor, packed_w: Tensor, bias: Tensor | None = None, **options: int | bool
 ) -> Tensor:
+    """Reverse mode as register_autograd does it, which gives zeros in forward mode without a word; and forward mode."""
     x_plain, x_tangent = unpack_dual(x)
     bias_plain, bias_tangent = (None, None) if bias is None else unpack_dual(bias)
     if x_tangent is None and bias_tangent is None:
@@ -143,7 +144,11 @@ def _linear_autocast(
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _library = Library("unweight", "IMPL")
-_library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
+if make_autograd_impl is None:
+    register_autograd("unweight::linear", _linear_backward, setup_context=_linear_setup)
+else:
+    _linear_reverse = make_autograd_impl(linear, Info(_linear_backward, _linear_setup))
+    _library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
 _library.impl("linear", _linear_autocast, "AutocastCPU")
 
 
