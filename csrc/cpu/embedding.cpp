@@ -7,6 +7,7 @@
 
 #include "../cuda/decode/nibble.cuh"
 #include "../format/error.h"
+#include "huffman_stages.h"
 #include "plain_stages.h"
 #include "scratch.h"
 #include "unpack_avx512.h"
@@ -104,6 +105,22 @@ void read_row(const MatrixView& matrix, int64_t id, uint16_t* out) {
   }
 }
 
+// Of the rows of a warp of a huffman matrix, which start at `out`, those whose bits are set in `wanted`.
+void read_huffman_rows(const MatrixView& matrix, int64_t first_row, uint32_t wanted, uint16_t* out) {
+  const int64_t columns = matrix.in_features;
+  const int warp = static_cast<int>(first_row % kBlockRows / kWarpRows);
+  HuffmanStages stages(matrix, first_row / kBlockRows);
+  uint16_t rows[kWarpRows * kStageColumns] = {0};
+  for (int64_t first = 0; first < columns; first += kStageColumns) {
+    stages.next(warp, warp + 1, wanted, rows);
+    for (uint32_t left = wanted; left; left &= left - 1) {
+      const int r = __builtin_ctz(left);
+      std::copy_n(rows + r * kStageColumns, std::min<int64_t>(kStageColumns, columns - first),
+                  out + r * columns + first);
+    }
+  }
+}
+
 // Ids that are decoded together: order[begin, end).
 struct Group {
   int64_t begin, end;
@@ -130,9 +147,9 @@ void embedding(const Packed& w, size_t size, const int64_t* ids, int64_t count, 
     return;
   }
 
-  // Each warp, block or chunk is decoded once, whatever the order of the ids.
+  // Each warp or chunk is decoded once, whatever the order of the ids.
   const bool archive = h.layout == Layout::kArchive, avx512 = capability() == Capability::kAvx512;
-  const int64_t group_rows = archive ? h.chunk_rows() : avx512 ? kWarpRows : kBlockRows;
+  const int64_t group_rows = archive ? h.chunk_rows() : kWarpRows;
   std::vector<int64_t> order(count);
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
@@ -147,10 +164,14 @@ void embedding(const Packed& w, size_t size, const int64_t* ids, int64_t count, 
     const int64_t group = ids[order[groups[g].begin]] / group_rows, first = group * group_rows;
     Scratch& scratch = thread_scratch();
     auto* decoded = reinterpret_cast<uint16_t*>(scratch.reserve(2 * std::min(group_rows, rows - first) * columns));
-    if (archive || !avx512)
+    uint32_t wanted = 0;
+    for (int64_t i = groups[g].begin; i < groups[g].end && !archive; i++) wanted |= 1u << (ids[order[i]] - first);
+    if (archive)
       unpack_block(w, size, group, decoded);
-    else
+    else if (avx512)
       check_damage(matrix, unpack_warp_avx512(matrix, group / kWarps, static_cast<int>(group % kWarps), decoded));
+    else
+      read_huffman_rows(matrix, first, wanted, decoded);
     for (int64_t i = groups[g].begin; i < groups[g].end; i++)
       std::copy_n(decoded + (ids[order[i]] - first) * columns, columns, out + order[i] * columns);
     scratch.trim();

@@ -21,7 +21,8 @@ HuffmanStages::HuffmanStages(const MatrixView& matrix, uint64_t block)
                                        matrix.code_length[prefix]);
 }
 
-void HuffmanStages::decode_warp(const StageView& stage, int warp, const uint8_t* words, uint16_t* rows) {
+void HuffmanStages::decode_warp(const StageView& stage, int warp, const uint8_t* words, uint32_t wanted,
+                                uint16_t* rows) {
   Streams& s = streams_[warp];
   if (!started_)
     for (int k = 0; k < 2; k++, words += 8 * kLanes)
@@ -51,6 +52,7 @@ void HuffmanStages::decode_warp(const StageView& stage, int warp, const uint8_t*
         s.position[k][lane] = position;
       }
     for (int row = 0; row < kWarpRows / 2; row++, plane += 64) {
+      if (!(wanted >> row & 0x101)) continue;  // four lanes hold it and the row 8 below
       Words signs[4];
       transpose(plane, signs);
       for (int k = 0; k < 2; k++)
@@ -64,13 +66,13 @@ void HuffmanStages::decode_warp(const StageView& stage, int warp, const uint8_t*
   }
 }
 
-void HuffmanStages::next(uint16_t* tile) {
+void HuffmanStages::next(int first_warp, int last_warp, uint32_t wanted, uint16_t* tile) {
   const uint64_t number = first_stage_ + stage_;
   if (stage_ % matrix_.segment_stages == 0) started_ = false;
   stage_++;
   const StageView stage = stage_view(matrix_, number);
-  if (decode_raw_stage(matrix_, stage, number, tile)) return;
-  for (int w = 0; w < kWarps; w++) {
+  if (decode_raw_stage(matrix_, stage, number, first_warp, last_warp, tile)) return;
+  for (int w = first_warp; w < last_warp; w++) {
     const WarpHeader header{load_word(stage.bytes + 4 * w)};
     const auto check = [&](bool good, Flaw flaw) {
       if (!good) check_damage(matrix_, {flaw, static_cast<uint8_t>(w), number});
@@ -85,8 +87,8 @@ void HuffmanStages::next(uint16_t* tile) {
       std::fill(std::copy_n(words, available, copy), copy + kWordsReach, 0);
       words = copy;
     }
-    uint16_t* rows = tile + w * kWarpRows * kStageColumns;
-    decode_warp(stage, w, words, rows);
+    uint16_t* rows = tile + (w - first_warp) * kWarpRows * kStageColumns;
+    decode_warp(stage, w, words, wanted, rows);
     check(apply_patches(header, patches, false, 0, rows), Flaw::kPatches);
   }
   started_ = true;

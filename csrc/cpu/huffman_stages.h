@@ -12,14 +12,18 @@ class HuffmanStages {
   HuffmanStages(const MatrixView& matrix, uint64_t block);
 
   // The next stage as 64 x 128 row-major BF16 bits, padding included. Throws Error on damage.
-  void next(uint16_t* tile);
+  void next(uint16_t* tile) { next(0, kWarps, 0xFFFF, tile); }
+
+  // Only the rows of some warps, and of them those whose bits are set in `wanted`; the others are left undefined. Use
+  // the same warps for all stages. (The other rows' codes have to be measured: where a word is depends on all lanes.)
+  void next(int first_warp, int last_warp, uint32_t wanted, uint16_t* tile);
 
  private:
   struct Streams {                 // of even k-steps and of odd ones
     uint64_t window[2][kLanes];    // the bits that are left of two words, at the top
     uint32_t position[2][kLanes];  // bits taken of the first one
   };
-  void decode_warp(const StageView& stage, int warp, const uint8_t* words, uint16_t* rows);
+  void decode_warp(const StageView& stage, int warp, const uint8_t* words, uint32_t wanted, uint16_t* rows);
 
   const MatrixView& matrix_;
   uint64_t first_stage_, stage_ = 0;  // stage_: of the block

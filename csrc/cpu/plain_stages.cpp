@@ -79,18 +79,20 @@ NibbleWarp nibble_warp(const MatrixView& matrix, const StageView& stage, uint64_
   return found;
 }
 
-bool decode_raw_stage(const MatrixView& matrix, const StageView& stage, uint64_t stage_number, uint16_t* tile) {
+bool decode_raw_stage(const MatrixView& matrix, const StageView& stage, uint64_t stage_number, int first_warp,
+                      int last_warp, uint16_t* tile) {
   const bool raw = WarpHeader{load_word(stage.bytes)}.is_raw();
   if (raw ? stage.size < kRawStageBytes : matrix.layout == Layout::kRaw)
     check_damage(matrix, {Flaw::kRawStage, 0, stage_number});
   if (!raw) return false;
-  for (int w = 0; w < kWarps; w++) decode_raw_warp(stage.bytes, w, tile + w * kWarpRows * kStageColumns);
+  for (int w = first_warp; w < last_warp; w++)
+    decode_raw_warp(stage.bytes, w, tile + (w - first_warp) * kWarpRows * kStageColumns);
   return true;
 }
 
 void decode_plain_stage(const MatrixView& matrix, uint64_t stage_number, uint16_t* tile) {
   const StageView stage = stage_view(matrix, stage_number);
-  if (decode_raw_stage(matrix, stage, stage_number, tile)) return;
+  if (decode_raw_stage(matrix, stage, stage_number, 0, kWarps, tile)) return;
   const uint32_t scale = nibble_scale(matrix);
   for (int w = 0; w < kWarps; w++) {
     uint16_t* rows = tile + w * kWarpRows * kStageColumns;

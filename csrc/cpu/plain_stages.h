@@ -23,8 +23,9 @@ struct NibbleWarp {
 };
 NibbleWarp nibble_warp(const MatrixView& matrix, const StageView& stage, uint64_t stage_number, int warp);
 
-// Decodes the stage if it is a raw one. Throws Error if it isn't where it must be, or too short.
-bool decode_raw_stage(const MatrixView& matrix, const StageView& stage, uint64_t stage_number, uint16_t* tile);
+// Decodes the rows of some warps if the stage is a raw one. Throws Error if it isn't where it must be, or too short.
+bool decode_raw_stage(const MatrixView& matrix, const StageView& stage, uint64_t stage_number, int first_warp,
+                      int last_warp, uint16_t* tile);
 
 // Stage `stage_number` of a raw or nibble matrix as 64 x 128 row-major BF16 bits, padding included. Throws Error on
 // damage.
