@@ -26,6 +26,7 @@ void swizzled_pairs_avx512(const uint16_t*, int64_t, uint16_t*, uint16_t&) { std
 void append_avx512(WordStreams&, const uint32_t (*)[kMostStreams], const uint32_t (*)[kMostStreams], int) {
   std::abort();
 }
+void copy_around_caches_avx512(uint8_t*, const uint8_t*, size_t) { std::abort(); }
 
 }  // namespace unweight
 #endif

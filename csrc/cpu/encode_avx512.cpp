@@ -329,5 +329,17 @@ void swizzled_pairs_avx512(const uint16_t* weights, int64_t count, uint16_t* pai
   most = static_cast<uint16_t>(_mm512_reduce_max_epu32(_mm512_and_si512(halves, all(0xFFFF))));
 }
 
+void copy_around_caches_avx512(uint8_t* to, const uint8_t* from, size_t size) {
+  constexpr size_t kVectorBytes = 64;
+  const size_t misaligned = (0 - reinterpret_cast<uintptr_t>(to)) % kVectorBytes;
+  const size_t head = misaligned < size ? misaligned : size;
+  __builtin_memcpy(to, from, head);
+  size_t at = head;
+  for (; at + kVectorBytes <= size; at += kVectorBytes)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+  __builtin_memcpy(to + at, from + at, size - at);
+  _mm_sfence();
+}
+
 }  // namespace unweight
 #endif

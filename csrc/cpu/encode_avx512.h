@@ -1,6 +1,7 @@
 // The inner loops of the encoders with AVX-512: plain data in and out (see matrix_view.h). What they can't do with a
 // window of 15 x 15 exponents they report, and the portable code does it.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "../format/tile.h"
@@ -50,5 +51,8 @@ void swizzled_pairs_avx512(const uint16_t* weights, int64_t count, uint16_t* pai
 // window (its code is 0).
 void encode_nibbles_avx512(int base, const StageRows& stage, int warp, uint32_t* plane, uint32_t* codes,
                            uint32_t (*outside)[kRegisters]);
+
+// memcpy for what isn't read again soon: a normal store would first fetch the line it fills.
+void copy_around_caches_avx512(uint8_t* to, const uint8_t* from, size_t size);
 
 }  // namespace unweight

@@ -290,8 +290,12 @@ void Packer::write(uint8_t* out, const Parallel& parallel) const {
     std::memcpy(matrix + offsetof(Header, header_checksum), &sum, 8);
   }
   parallel(s.blocks.size(), [&](int64_t b) {
-    if (fresh) make_present(to[b], s.blocks[b].size);
-    std::memcpy(to[b], s.blocks[b].bytes, s.blocks[b].size);
+    const Block& block = s.blocks[b];
+    if (fresh) make_present(to[b], block.size);
+    if (!fresh && s.plan.avx512)
+      copy_around_caches_avx512(to[b], block.bytes, block.size);
+    else
+      std::memcpy(to[b], block.bytes, block.size);
   });
 }
 
