@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
+from .loading import accept_packed
 from .nn import Embedding, Linear, unsupported_embedding
 from .packed import info, layout_id, pack_quietly, pad_row_bytes
 
@@ -108,7 +109,8 @@ def compress_model(
     a function of bytes done, bytes in all and the module's name.
 
     Names, hooks, biases and tied weights are kept. Left alone, with the reason in the report: other dtypes, subclasses,
-    parametrized modules, weights shared with something else, and those that would not get smaller.
+    parametrized modules, weights shared with something else, and those that would not get smaller. From then on
+    `model.load_state_dict` takes packed and plain weights for all of them, as well as for parameters of other modules.
     Raises ValueError for a model that is itself a Linear or Embedding, and for a wrong `layout`.
     """
     layout_id(layout)
@@ -145,6 +147,7 @@ def compress_model(
     counted: set[int] = set()
     for name, reason in reasons.items():
         rows[name] = _left_row(name, model.get_submodule(name), reason, counted)
+    accept_packed(model)
     order = [name for name, _ in model.named_modules() if name in rows]
     return CompressReport(tuple(rows[name] for name in order), bytes_before, _model_bytes(model))
 
