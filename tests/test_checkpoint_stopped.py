@@ -157,6 +157,22 @@ def test_resume_empties_only_what_an_interrupted_run_left(tmp_path, kind):
     assert not (tmp_path / "out").exists() and not (tmp_path / ".out.unfinished.json").exists()
 
 
+def test_a_run_without_resume_tells_what_one_with_it_left(tmp_path):
+    model, out, unfinished = sharded_model(tmp_path / "model"), tmp_path / "out", tmp_path / ".out.unfinished"
+
+    def stop(done: int, total: int, what: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compress_checkpoint(model, out, resume=True, progress=stop)
+    assert unfinished.is_dir()
+    (note,) = compress_checkpoint(model, out).notes
+    assert note == f"{unfinished} holds files of an interrupted --resume, not used by this run"
+    assert compress_checkpoint(model, out, resume=True, overwrite=True).notes == []
+    assert not unfinished.exists()
+    assert compress_checkpoint(model, out, overwrite=True).notes == []
+
+
 def test_a_source_that_changes_while_it_is_read_is_noticed(tmp_path):
     source = tmp_path / "x.safetensors"
     write_safetensors(source, {f"t{i}.weight": bf16("trained", 256, 256) for i in range(8)})

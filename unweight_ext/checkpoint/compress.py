@@ -276,7 +276,8 @@ def compress_checkpoint(
     check_output(source, target, overwrite)
     summary = CompressSummary(str(source), str(target), layout)
     if source.is_dir():
-        keep = target.with_name(f".{target.name}.unfinished") if resume else None
+        unfinished = target.with_name(f".{target.name}.unfinished")
+        keep = unfinished if resume else None
         compressor = FolderCompressor(source, layout, threads, progress)
         with (
             Journal(source, keep, layout) as journal,
@@ -286,6 +287,8 @@ def compress_checkpoint(
         ):
             compressor.run(temporary, summary, journal)
             _verify(temporary, verify, threads, summary)
+        if not resume and unfinished.is_dir():  # not removed: another run may be at work in it
+            summary.notes.append(f"{unfinished} holds files of an interrupted --resume, not used by this run")
     else:
         if resume:
             raise CheckpointError(at(source, "only a folder can be resumed"))
