@@ -273,6 +273,14 @@ def test_errors(call, message):
         call()
 
 
+@pytest.mark.parametrize("skip", [3, ["head", 3], None])
+def test_wrong_types(skip):
+    with pytest.raises(TypeError, match="model: dict, expected a torch.nn.Module"):
+        u.compress_model({})
+    with pytest.raises(TypeError, match="skip: .*, expected names or patterns, or a function"):
+        u.compress_model(Model(), skip=skip)
+
+
 def test_attention_and_transformer_layers_still_run():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dtype=torch.bfloat16).eval()

@@ -324,6 +324,8 @@ def test_errors_name_the_argument_what_it_got_and_what_is_allowed(call, message)
 
 @pytest.mark.parametrize("call", [lambda: u.pack([1, 2]), lambda: u.unpack(b"UNWEIGHT"), lambda: u.info(None)])
 def test_other_types_raise_type_errors(call):
+    with pytest.raises(TypeError, match=r"threads: str, expected an int"):
+        u.pack(GOOD, threads="2")
     with pytest.raises(TypeError, match=r"expected a torch.Tensor"):
         call()
 

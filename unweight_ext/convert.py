@@ -111,9 +111,12 @@ def compress_model(
     Names, hooks, biases and tied weights are kept. Left alone, with the reason in the report: other dtypes, subclasses,
     parametrized modules, weights shared with something else, and those that would not get smaller. From then on
     `model.load_state_dict` takes packed and plain weights for all of them, as well as for parameters of other modules.
-    Raises ValueError for a model that is itself a Linear or Embedding, and for a wrong `layout`.
+    Raises ValueError for a model that is itself a Linear or Embedding, and for a wrong `layout`; TypeError for wrong
+    types.
     """
     layout_id(layout)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: {type(model).__name__}, expected a torch.nn.Module")
     if type(model) in (nn.Linear, nn.Embedding):
         raise ValueError(
             f"model: is itself a {type(model).__name__}, which can't be replaced in place; "
@@ -220,7 +223,9 @@ def _reason_to_leave(module: nn.Linear | nn.Embedding) -> str | None:
 def _skip_function(skip: Skip) -> Callable[[str, nn.Module], bool]:
     if callable(skip):
         return skip
-    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    patterns = tuple(skip) if isinstance(skip, Iterable) and not isinstance(skip, str) else (skip,)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"skip: {skip!r}, expected names or patterns, or a function of name and module")
     return lambda name, module: any(
         fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns
     )

@@ -105,6 +105,8 @@ def layout_id(layout: str, device: torch.device | str = "cpu") -> int:
 
 
 def _check_threads(threads: int) -> None:
+    if not isinstance(threads, int):
+        raise TypeError(f"threads: {type(threads).__name__}, expected an int")
     if threads < 0:
         raise ValueError(f"threads: {threads}, expected 0 (as many as torch uses) or more")
 
