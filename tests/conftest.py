@@ -1,7 +1,13 @@
 """What holds for all tests."""
 
 import os
+import signal
 
 # Threads that wait for the others sleep. Spinning, as OpenMP does by default, makes a run of thousands of small calls
 # several times longer where other programs use the cores too. Read when torch is imported, so it stands here.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A script's background job (`./run tests &`) starts with SIGINT ignored, and programs that tests start and interrupt
+# would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
