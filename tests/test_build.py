@@ -116,6 +116,14 @@ def test_every_cpu_can_run_the_functions_that_files_share(tmp_path: Path) -> Non
     assert not wide.search(output_of("objdump", "-d", tmp_path / "shared.so"))
 
 
+def test_portable_build_leaves_no_function_undefined(tmp_path: Path) -> None:
+    """What csrc/cpu/avx512_absent.cpp stands in for, with the same arguments: a shared library links without it, and
+    then doesn't load where there are no AVX-512 files."""
+    graph = native_build.Graph(tmp_path, native_build.find_cxx(), ["-O0"], portable=True)
+    graph.link("portable.so", graph.compile(native_build.torch_free_sources()), ["-shared", "-Wl,-z,defs"])
+    graph.run()  # raises BuildError
+
+
 def run_without(hidden: set[str], command: list[str], tmp_path: Path, **environment: str):
     """Runs a command with a path that has every program but the hidden ones."""
     folder = tmp_path / "bin"

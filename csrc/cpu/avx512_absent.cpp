@@ -16,7 +16,7 @@ int64_t decode_archive_rounds_avx512(ArchiveStreamState&, const uint32_t*, const
 }
 Damage unpack_block_avx512(const MatrixView&, uint64_t, uint16_t*, bool, uint64_t*) { std::abort(); }
 Damage unpack_warp_avx512(const MatrixView&, uint64_t, int, uint16_t*) { std::abort(); }
-void look_up_warp_avx512(const PairWindow&, const StageRows&, int, uint32_t*, uint32_t (*)[kLanes],
+void look_up_warp_avx512(const PairWindow&, const StageRows&, int, uint32_t*, uint32_t (*)[2 * kLanes],
                          uint32_t (*)[2 * kLanes], MissingCodes&) {
   std::abort();
 }
