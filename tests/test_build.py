@@ -124,6 +124,14 @@ def test_portable_build_leaves_no_function_undefined(tmp_path: Path) -> None:
     graph.run()  # raises BuildError
 
 
+@pytest.mark.skipif(sysconfig.get_platform() != "linux-x86_64", reason="only x86-64 has AVX files")
+@pytest.mark.parametrize("cxx", ["g++", "clang++"])
+def test_compilers_take_the_avx512_flags(cxx: str) -> None:
+    if shutil.which(cxx) is None or not native_build.compiles([cxx], ["-mavx512bf16"]):
+        pytest.skip(f"no {cxx} on the path, or it is too old for AVX-512-BF16")
+    assert native_build.isa_flags([cxx]) == native_build.ISA_FLAGS
+
+
 def run_without(hidden: set[str], command: list[str], tmp_path: Path, **environment: str):
     """Runs a command with a path that has every program but the hidden ones."""
     folder = tmp_path / "bin"
