@@ -116,7 +116,7 @@ Packed open_packed(const uint8_t* bytes, size_t size) {
   uint64_t columns = 1;
   for (int i = 1; i < kMaxRank; i++) {
     if (i >= h.rank) check_field("shape past its rank", h.shape[i], 0u);
-    if (i < h.rank) columns = h.shape[i] < kMaxFeatures && columns < kMaxFeatures ? columns * h.shape[i] : 0;
+    if (i < h.rank) columns = columns < kMaxFeatures ? columns * h.shape[i] : 0;
   }
   check_field("product of shape[1:]", columns, h.in_features);
   check_field("reserved", h.reserved, 0u);
