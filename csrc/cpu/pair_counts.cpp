@@ -82,8 +82,9 @@ void flush(Tables& tables, PairCounts& total) {
 }  // namespace
 
 void count_pairs(const uint16_t* weights, int64_t count, int64_t run, Layout layout, PairCounts& total) {
-  // All zero between calls.
-  thread_local std::unique_ptr<Tables> tables{new Tables{}};
+  // All zero between calls; those of a call that throws go with it.
+  thread_local std::unique_ptr<Tables> kept;
+  std::unique_ptr<Tables> tables = kept ? std::move(kept) : std::unique_ptr<Tables>(new Tables{});
   const bool avx512 = capability() == Capability::kAvx512;
   if (run % 2 == 0) run = count;
   // A counter has 32 bits.
@@ -102,6 +103,7 @@ void count_pairs(const uint16_t* weights, int64_t count, int64_t run, Layout lay
     since_flush = 0;
   }
   flush(*tables, total);
+  kept = std::move(tables);
 }
 
 }  // namespace unweight

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <new>
 #include <random>
 #include <vector>
 
@@ -21,6 +22,16 @@
 #include "../../csrc/format/error.h"
 
 using namespace unweight;
+
+// Allocations until one fails; below 0: none does.
+static int64_t allocations_left = -1;
+void* operator new(size_t size) {
+  void* memory = allocations_left >= 0 && allocations_left-- == 0 ? nullptr : std::malloc(size);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -47,7 +58,28 @@ struct Matrix {
   std::vector<uint16_t> weights;
 };
 
-enum class Content { kTrained, kOutliers, kRandom, kZeroRows, kConstant, kNan, kIncompressibleStage, kCount };
+enum class Content {
+  kTrained,
+  kOutliers,
+  kRandom,
+  kZeroRows,
+  kConstant,
+  kNan,
+  kIncompressibleStage,
+  kMixedWarps,
+  kNarrowCode,
+  kCount
+};
+
+// Kinds of weights that warps of a stage can have next to each other: coded well, all patches, or hardly any bits.
+uint16_t any_exponent(uint64_t kind, uint64_t base) {
+  const uint16_t rest = static_cast<uint16_t>(rng() & 0x807F);
+  uint64_t exponent = base + below(3);
+  if (kind == 0) exponent = below(256);
+  if (kind == 1 && below(40) == 0) exponent = below(256);
+  if (kind == 2) exponent = base + static_cast<uint64_t>(__builtin_ctzll(rng() | uint64_t{1} << 40));
+  return static_cast<uint16_t>(rest | std::min<uint64_t>(exponent, 255) << 7);
+}
 
 Matrix make_matrix(Content content, int64_t matrices, int64_t n, int64_t k) {
   Matrix m{matrices, n, k, std::vector<uint16_t>(matrices * n * k)};
@@ -68,6 +100,15 @@ Matrix make_matrix(Content content, int64_t matrices, int64_t n, int64_t k) {
       if (content == Content::kZeroRows && r % 3 == 0) w = 0;
       if (content == Content::kIncompressibleStage && r < 64 && c < 128) w = static_cast<uint16_t>(rng());
     }
+  // Raw stages at any place of a segment, and windows of exponents at both edges.
+  const uint64_t bases[] = {0, 1, 118, 238, 240, 241, 253}, base = bases[below(std::size(bases))];
+  std::vector<uint64_t> kinds((n + 15) / 16 * ((k + 127) / 128));
+  for (uint64_t& kind : kinds) kind = below(8) ? 1 + below(3) : 0;
+  for (int64_t i = 0; i < matrices * n * k; i++) {
+    const int64_t r = i / k % n, c = i % k;
+    if (content == Content::kMixedWarps) m.weights[i] = any_exponent(kinds[r / 16 * ((k + 127) / 128) + c / 128], base);
+    if (content == Content::kNarrowCode) m.weights[i] = any_exponent(2, base);
+  }
   return m;
 }
 
@@ -85,6 +126,14 @@ Bytes pack(const Matrix& m, Layout layout) {
   return pack_source(*source, layout, m.matrices > 1);
 }
 
+// Whatever instructions packed them. `packed`: with those in force.
+void check_same_bytes(const Matrix& m, Layout layout, const Bytes& packed) {
+  const Capability in_force = capability();
+  set_capability(Capability::kPortable);
+  require(pack(m, layout) == packed, "packed bytes depend on the instruction set");
+  set_capability(in_force);
+}
+
 void check_round_trip(const Matrix& m, const Bytes& packed) {
   const size_t stride = packed.size() / m.matrices;
   const int64_t weights = m.out_features * m.in_features;
@@ -92,6 +141,10 @@ void check_round_trip(const Matrix& m, const Bytes& packed) {
     std::vector<uint16_t> back(weights);
     unpack(packed.data() + i * stride, stride, back.data(), serial);
     require(std::equal(back.begin(), back.end(), m.weights.begin() + i * weights), "unpacked weights differ");
+    // Memory that nobody has written to: it is made present.
+    std::unique_ptr<uint16_t[]> fresh(new uint16_t[weights]);
+    unpack(packed.data() + i * stride, stride, fresh.get(), serial);
+    require(std::equal(back.begin(), back.end(), fresh.get()), "weights unpacked to fresh memory differ");
     verify(packed.data() + i * stride, stride, serial);
 
     std::vector<int64_t> ids(m.out_features);
@@ -106,6 +159,20 @@ void check_round_trip(const Matrix& m, const Bytes& packed) {
   for (Layout other : {Layout::kRaw, Layout::kHuffman, Layout::kNibble, Layout::kArchive}) {
     const auto source = packed_weights(packed.data(), stride, m.matrices);
     require(pack_source(*source, other, m.matrices > 1) == pack(m, other), "transcoding differs from packing");
+  }
+}
+
+// Wherever memory runs out, what a thread keeps is as good as new for the next call.
+void check_failed_allocations(const Matrix& m, Layout layout, const Bytes& packed) {
+  for (int64_t n = 0, failed = 1; failed; n++) {
+    allocations_left = n;
+    try {
+      pack(m, layout);
+      failed = 0;
+    } catch (const std::bad_alloc&) {
+    }
+    allocations_left = -1;
+    require(pack(m, layout) == packed, "packed bytes differ after an allocation failed");
   }
 }
 
@@ -259,7 +326,9 @@ int main(int argc, char** argv) {
         const Matrix m = make_matrix(static_cast<Content>(c), shape[0], shape[1], shape[2]);
         for (Layout layout : {Layout::kRaw, Layout::kHuffman, Layout::kNibble, Layout::kArchive}) {
           const Bytes packed = pack(m, layout);
+          check_same_bytes(m, layout, packed);
           check_round_trip(m, packed);
+          if (m.weights.size() < 10000) check_failed_allocations(m, layout, packed);
           run_everything(packed.data(), packed.size() / m.matrices);
           check_damaged(m, packed, mutations);
         }
