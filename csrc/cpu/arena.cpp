@@ -66,10 +66,6 @@ void make_present(void*, size_t) {}
 
 Arena::Arena(size_t expected) : slab_bytes_(std::min(expected, kLargestSlab)) {}
 
-Arena::~Arena() {
-  for (void* memory : all_) std::free(memory);
-}
-
 Arena::Slab Arena::borrow(size_t size) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Slab& slab : idle_) {
@@ -82,11 +78,11 @@ Arena::Slab Arena::borrow(size_t size) {
   size_t bytes = std::max(size, slab_bytes_);
   const bool huge = bytes >= 2 * kHugePage;
   if (huge) bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  void* memory = huge ? std::aligned_alloc(kHugePage, bytes) : std::malloc(bytes);
+  auto* const memory = static_cast<uint8_t*>(huge ? std::aligned_alloc(kHugePage, bytes) : std::malloc(bytes));
   if (!memory) throw std::bad_alloc();
-  all_.push_back(memory);
+  all_.push_back(std::unique_ptr<uint8_t, Free>(memory));
   if (huge) advise_huge_pages(memory, bytes);
-  return {static_cast<uint8_t*>(memory), bytes, 0};
+  return {memory, bytes, 0};
 }
 
 void Arena::give_back(Slab slab, size_t filled) {

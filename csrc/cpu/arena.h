@@ -2,6 +2,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -23,8 +25,6 @@ class Arena {
  public:
   // `expected`: bytes in all, roughly.
   explicit Arena(size_t expected);
-  ~Arena();
-  Arena(const Arena&) = delete;
 
   struct Slab {
     uint8_t* memory;
@@ -39,7 +39,10 @@ class Arena {
  private:
   std::mutex mutex_;
   std::vector<Slab> idle_;
-  std::vector<void*> all_;
+  struct Free {
+    void operator()(uint8_t* memory) const { std::free(memory); }
+  };
+  std::vector<std::unique_ptr<uint8_t, Free>> all_;
   size_t slab_bytes_;
 };
 
