@@ -24,7 +24,7 @@ struct Chunk {
   uint32_t code[kBatch][kArchiveStreams], bits[kBatch][kArchiveStreams];
 
   // Both codes of one stream in a round.
-  void look_up(int64_t round, int s) {
+  void look_up_stream(int64_t round, int s) {
     uint32_t &joined = code[round % kBatch][s], &length = bits[round % kBatch][s];
     joined = length = 0;
     for (int64_t q : {round * kRoundPairs + s, round * kRoundPairs + kArchiveStreams + s}) {
@@ -39,17 +39,17 @@ struct Chunk {
     }
   }
 
-  void look_up(int64_t round, uint8_t* plane) {
+  void look_up_round(int64_t round, uint8_t* plane) {
     const int64_t first = round * 2 * kRoundPairs, end = first + 2 * kRoundPairs;
     if (plan.avx512 && end <= count) {
       uint64_t missing =
           look_up_round_avx512(plan.window, weights + first, plane + first, code[round % kBatch], bits[round % kBatch]);
-      for (; missing; missing &= missing - 1) look_up(round, __builtin_ctzll(missing));
+      for (; missing; missing &= missing - 1) look_up_stream(round, __builtin_ctzll(missing));
       return;
     }
     for (int64_t i = first; i < std::min(end, count); i++)
       plane[i] = static_cast<uint8_t>((weights[i] >> 8 & 0x80) | (weights[i] & 0x7F));
-    for (int s = 0; s < kArchiveStreams; s++) look_up(round, s);
+    for (int s = 0; s < kArchiveStreams; s++) look_up_stream(round, s);
   }
 
   void append(int rounds) {
@@ -60,7 +60,7 @@ struct Chunk {
 
   void encode(int64_t rounds, uint8_t* plane) {
     for (int64_t round = 0; round < rounds; round++) {
-      look_up(round, plane);
+      look_up_round(round, plane);
       if (round % kBatch == kBatch - 1) append(kBatch);
     }
     append(static_cast<int>(rounds % kBatch));

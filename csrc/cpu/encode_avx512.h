@@ -32,9 +32,9 @@ struct MissingCodes {
   uint8_t kstep[kKSteps * kLanes * kRegisters + 64], place[kKSteps * kLanes * kRegisters + 64];
 };
 
-// A warp's rows of a stage; codes have at most 8 bits. Writes the S-plane
-// (docs/FORMAT.md section 5), the four codes of each lane behind one another, the first code for what is missing, and
-// their bits.
+// A warp's rows of a stage; codes have at most 8 bits. Writes the S-plane (docs/FORMAT.md section 5), the four codes of
+// each lane behind one another, the first code for what is missing, and their bits. `code`, `bits`: by pair of k-steps,
+// then by stream.
 void look_up_warp_avx512(const PairWindow& window, const StageRows& stage, int warp, uint32_t* plane,
                          uint32_t (*code)[2 * kLanes], uint32_t (*bits)[2 * kLanes], MissingCodes& missing);
 

@@ -114,7 +114,8 @@ struct Segment {
   size_t begin[kMaxSegmentStages];  // where the S-plane is while words at the streams' ends may still be left out
 
   Segment() {
-    for (auto& w : words) w.reset(new uint32_t[kLanes * (4 + kMaxSegmentStages * kKSteps) + kLanes]);
+    // A word a lane and k-step at most, and the four that each lane starts with.
+    for (auto& w : words) w.reset(new uint32_t[kLanes * (kMaxSegmentStages * kKSteps + 4) + 1]);
   }
 };
 
