@@ -16,7 +16,8 @@ STABLE_TORCH_LIBRARY(unweight, m) {
 }
 
 // Importing the module loads this library, whose static initialisers register the operators.
-extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C();
+PyObject* PyInit__C() {
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }

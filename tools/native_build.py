@@ -27,7 +27,15 @@ MINIMUM_NVCC = (12, 4)
 
 # -ffp-contract=off: a product and a sum are fused only where the source says so, so the result of a row can't depend
 # on what the compiler inlined where.
-CXX_FLAGS = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
+CXX_FLAGS = [
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Wmissing-declarations",
+]
 OPTIMISED = ["-O3", "-DNDEBUG"]
 SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 

@@ -30,6 +30,8 @@ class RowSource {
   virtual ~RowSource() = default;
   // Calls must ask for whole groups of this many rows (the last one what is left).
   virtual int64_t group_rows() const { return kBlockRows; }
+  // How many weights of scratch so many rows need.
+  virtual size_t scratch_weights(int64_t) const { return 0; }
   // Rows [first, first + count) of a matrix, one behind the other: `scratch` or memory of the source's own.
   virtual const uint16_t* rows(int64_t matrix, int64_t first, int64_t count, uint16_t* scratch) const = 0;
 };

@@ -44,7 +44,7 @@ template <class Task>
 void for_each_span(const RowSource& source, const std::vector<Span>& spans, const Parallel& parallel, Task task) {
   parallel(spans.size(), [&](int64_t i) {
     const Span& s = spans[i];
-    std::unique_ptr<uint16_t[]> scratch(new uint16_t[s.count * source.in_features]);
+    std::unique_ptr<uint16_t[]> scratch(new uint16_t[source.scratch_weights(s.count)]);
     task(i, s, source.rows(s.matrix, s.first, s.count, scratch.get()));
   });
 }

@@ -159,6 +159,7 @@ class PackedWeights : public RowSource {
     }
   }
   int64_t group_rows() const override { return decoders_[0].block_rows(); }
+  size_t scratch_weights(int64_t rows) const override { return static_cast<size_t>(rows * in_features); }
   const uint16_t* rows(int64_t matrix, int64_t first, int64_t count, uint16_t* scratch) const override {
     const Decoder& d = decoders_[matrix];
     for (int64_t r = 0; r < count; r += d.block_rows()) {
