@@ -198,7 +198,7 @@ void unpack(const uint8_t* bytes, size_t size, uint16_t* out, const Parallel& pa
   parallel(packed.header.blocks(), [&](int64_t b) {
     uint16_t* block = out + b * decoder.block_rows() * packed.header.in_features;
     if (fresh) make_present(block, decoder.rows_of(b) * row_bytes);
-    decoder.decode_checked(b, block, true);
+    decoder.decode_checked(b, block, /*around_caches=*/!fresh);  // what the system has just cleared is in them
   });
 }
 
