@@ -1,10 +1,13 @@
 """The fused CPU linear beside F.linear in BF16: same threads, pinned; cold weights; medians of alternating runs.
 
-    python bench/linear_cpu.py [--json] [--threads N] [--runs N]
+    python bench/linear_cpu.py [--json] [--threads N] [--runs N] [--huge-pages]
 
 Weights are Student-t(5) * 0.02, more than 300 MB of copies of them in turns, so that none comes from a cache. F.linear
 takes oneDNN's AVX-512 kernels, which are slow for one token. So at M = 1 the table also has the fastest BF16 product
 there is in torch: ATen's own gemv, which a second process gets with ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2.
+
+Packed weights lie in memory as `pack`, `compress_model` and loading leave them, in huge pages; F.linear's as torch
+allocates them, or in huge pages too with --huge-pages; those of the gemv always in huge pages.
 """
 
 from __future__ import annotations
@@ -28,11 +31,14 @@ BARS = {  # times F.linear
 GEMV_BAR = 1.1  # nibble at M = 1, times the fastest raw product
 COLD_BYTES = 300 << 20
 GEMV_TURNS = 4
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}  # torch's own switch
 
 
-def pin_threads(threads: int) -> None:
-    """Starts this program again if need be: OpenMP reads its variables when torch is loaded, and never again."""
+def pin_threads(threads: int, huge_pages: bool) -> None:
+    """Starts this program again if need be: OpenMP and torch read their variables once, when torch is loaded."""
     wanted = {"OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
+    if huge_pages:
+        wanted |= HUGE_PAGES
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 
@@ -40,6 +46,13 @@ def pin_threads(threads: int) -> None:
 def copies(tensor):
     """The tensor as often as it takes to fill COLD_BYTES."""
     return [tensor.clone() for _ in range(COLD_BYTES // tensor.nbytes + 1)]
+
+
+def packed_copies(packed):
+    """Likewise, in memory as `pack`, `compress_model` and loading give it."""
+    import unweight_ext
+
+    return [unweight_ext.pad_row_bytes(packed, packed.shape[1]) for _ in range(COLD_BYTES // packed.nbytes + 1)]
 
 
 def seconds(run: Callable[[int], object], turn: int) -> float:
@@ -68,7 +81,7 @@ class Gemv:
     """ATen's gemv in a process of its own, timed while this one is idle."""
 
     def __init__(self, shape: tuple[int, int], runs: int) -> None:
-        environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+        environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", **HUGE_PAGES}
         command = [sys.executable, __file__, "--gemv", *map(str, shape), "--runs", str(runs)]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -101,7 +114,7 @@ def measure(shape: tuple[int, int], runs: int) -> list[dict]:
     for layout in LAYOUTS:
         one = unweight_ext.pack(weight, layout)
         assert unweight_ext.info(one).layout == layout, f"these weights don't fit {layout}"
-        packed[layout] = copies(one)
+        packed[layout] = packed_copies(one)
     gemv = Gemv(shape, runs)
     rows = []
     for tokens in TOKENS:
@@ -190,11 +203,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     parser.add_argument("--runs", type=int, default=41, help="timed runs at M <= 16, a quarter above (default 41)")
+    parser.add_argument("--huge-pages", action="store_true", help="F.linear's weights in huge pages too")
     parser.add_argument("--gemv", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.gemv:
         return serve_gemv(*options.gemv, options.runs)
-    pin_threads(options.threads)
+    pin_threads(options.threads, options.huge_pages)
     cores = os.sched_getaffinity(0)
 
     from machine import machine

@@ -9,6 +9,7 @@ STABLE_TORCH_LIBRARY(unweight, m) {
   m.def("_pack(Tensor weight, int layout, int[] shape, int threads) -> Tensor");
   m.def("_unpack(Tensor packed_w, int in_features, int threads) -> Tensor");
   m.def("_transcode(Tensor packed_w, int layout, int threads) -> Tensor");
+  m.def("_resize(Tensor packed_w, int row_bytes) -> Tensor");
   m.def("_verify(Tensor packed_w) -> ()");
   m.def("_describe(Tensor packed_w) -> Tensor");
   m.def("_cpu_capability(int level) -> int");

@@ -292,6 +292,7 @@ def test_opcheck_the_others(layout):
         opcheck(torch.ops.unweight._unpack.default, (p, 129, 0))
         opcheck(torch.ops.unweight._transcode.default, (p, 1, 0))
         opcheck(torch.ops.unweight._describe.default, (p,))
+        opcheck(torch.ops.unweight._resize.default, (p, p.shape[-1] + 128))
         opcheck(torch.ops.unweight._verify.default, (p,))
     opcheck(torch.ops.unweight._pack.default, (w, LAYOUTS.index(layout), [65, 129], 0))
 
@@ -415,7 +416,7 @@ def test_autocast_does_what_it_does_to_f_linear(exact):
 
 
 def test_cuda_tensors_get_a_message_of_ours_not_the_dispatcher_s():
-    for name in ("linear", "unpack", "embedding", "_pack", "_unpack", "_transcode", "_verify", "_describe"):
+    for name in ("linear", "unpack", "embedding", "_pack", "_unpack", "_transcode", "_resize", "_verify", "_describe"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"unweight::{name}", "CUDA")
 
 

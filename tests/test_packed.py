@@ -205,6 +205,15 @@ def test_padding_changes_nothing_but_the_size(layout):
         u.pad_row_bytes(packed, 10)
 
 
+def test_a_matrix_of_several_megabytes_is_resized_whole():
+    packed = u.pack(weight("trained", 700, 3000), "nibble", threads=1)
+    same, wide = u.pad_row_bytes(packed, packed.shape[1]), u.pad_row_bytes(packed, packed.shape[1] + 2000)
+    assert same.data_ptr() != packed.data_ptr()
+    assert_same_bytes(same, packed)
+    assert_same_bytes(wide.view(-1)[: packed.numel()], packed.view(-1))
+    assert not wide.view(-1)[packed.numel() :].any()
+
+
 def test_padding_of_stacked_matrices_keeps_them_aligned():
     w = torch.stack([weight("trained", 24, 300, seed=e) for e in range(3)])
     packed = u.pack(w, stacked=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
-from .packed import info, layout_id, pack_quietly, transcode_quietly, verify
+from .packed import info, layout_id, pack_quietly, pad_row_bytes, transcode_quietly, verify
 
 # Below it, wide loads of a tensor that came from a file would straddle cache lines; torch's own tensors keep to it.
 _ALIGNMENT = 64
@@ -122,7 +122,8 @@ class _PackedModule(nn.Module):
             old.copy_(packed)
         else:
             # A state_dict's tensor must not become the buffer itself: load_state_dict copies.
-            old.data = packed.to(old.device, copy=True)
+            on_cpu = old.device.type == "cpu"
+            old.data = pad_row_bytes(packed, packed.shape[1]) if on_cpu else packed.to(old.device, copy=True)
         self.layout = layout
         self._layout_id = ops.LAYOUTS.index(layout)
 

@@ -89,6 +89,11 @@ def _transcode_fake(packed_w: Tensor, layout: int, threads: int) -> Tensor:
     return packed_w.new_empty((*packed_w.shape[:-1], row_bytes))
 
 
+@register_fake("unweight::_resize")
+def _resize_fake(packed_w: Tensor, row_bytes: int) -> Tensor:
+    return packed_w.new_empty((*packed_w.shape[:-1], row_bytes))
+
+
 @register_fake("unweight::_verify")
 def _verify_fake(packed_w: Tensor) -> None:
     return None

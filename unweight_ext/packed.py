@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from .ops import LAYOUTS
 
 _ops = torch.ops.unweight
 _MAX_RANK = 8
-_ALIGNMENT = 128  # of each of several stacked matrices
 
 _REASONS = {
     "raw": "the others would not be smaller",
@@ -75,7 +73,7 @@ def _value_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error)
-        if re.match(r"(packed|packed_w|weight|layout|shape|threads|in_features|dtype)\b", text):
+        if re.match(r"(packed|packed_w|weight|layout|shape|threads|in_features|row_bytes|dtype)\b", text):
             raise ValueError(text) from None
         raise
 
@@ -227,19 +225,10 @@ def info(packed: Tensor) -> PackedInfo:
 def pad_row_bytes(packed: Tensor, row_bytes: int) -> Tensor:
     """The same packed tensor with another `row_bytes`: zeros are added at, or cut off, the end of each matrix.
 
+    Always a copy, in huge pages where the system has them: products read their weights faster from those than from what
+    `clone` gives.
     Raises ValueError if the matrix doesn't fit, or if stacked matrices would not start at multiples of 128 bytes.
     """
     matrices = _check_packed(packed)
-    each = matrices.view(-1, prod(matrices.shape[-2:]))  # (E or 1, N * row_bytes)
-    out_features = matrices.shape[-2]
-    size = out_features * row_bytes
-    used = max(_describe(m).used_bytes for m in matrices.view(-1, *matrices.shape[-2:]))
-    if size < used:
-        raise ValueError(f"row_bytes: {row_bytes}, expected at least {-(-used // out_features)}")
-    if packed.dim() == 3 and size % _ALIGNMENT:
-        raise ValueError(
-            f"row_bytes: {row_bytes}, expected {out_features} rows of it to be a multiple of {_ALIGNMENT} bytes"
-        )
-    padded = matrices.new_zeros(len(each), size)
-    padded[:, :used] = each[:, :used]
-    return padded.view(*matrices.shape[:-1], row_bytes).to(packed.device)
+    with _value_errors():
+        return _ops._resize(matrices, row_bytes).to(packed.device)

@@ -71,4 +71,7 @@ void verify(const uint8_t* bytes, size_t size, const Parallel& parallel);
 // Decodes one 64-row block or archive chunk, without checking its checksum: for products and look-ups in an archive.
 void unpack_block(const Packed& packed, size_t size, uint64_t block, uint16_t* out);
 
+// Copies one packed matrix of `size` bytes to `out_size` bytes: zeros are added at its end, or cut off.
+void resize(const uint8_t* bytes, size_t size, uint8_t* out, size_t out_size, const Parallel& parallel);
+
 }  // namespace unweight

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <string>
 
 #include "../format/code.h"
@@ -70,6 +71,27 @@ Tensor transcode_cpu(const Tensor& packed_w, int64_t layout, int64_t threads) {
   const std::vector<int64_t> shape(first.shape, first.shape + first.rank);
   const auto source = packed_weights(packed.bytes, packed.matrix_bytes(), packed.matrices);
   return pack_rows(*source, layout, shape, packed.stacked, threads, packed_w);
+}
+
+Tensor resize_cpu(const Tensor& packed_w, int64_t row_bytes) {
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
+  const int64_t rows = packed.out_features, most = INT64_MAX / std::max<int64_t>(1, rows * packed.matrices);
+  if (row_bytes < 1 || row_bytes > most) fail("row_bytes: ", row_bytes, ", expected 1 to ", most);
+  const uint64_t bytes = static_cast<uint64_t>(rows * row_bytes);
+  for (int64_t m = 0; m < packed.matrices; m++) {
+    const uint64_t used = packed.open(m, "in_features", -1).header.used_bytes;
+    if (bytes < used) fail("row_bytes: ", row_bytes, ", expected at least ", (used + rows - 1) / rows);
+  }
+  if (packed.stacked && bytes % 128)
+    fail("row_bytes: ", row_bytes, ", expected ", rows, " rows of it to be a multiple of 128 bytes");
+  std::vector<int64_t> sizes = shape_of(packed_w);
+  sizes.back() = row_bytes;
+  Tensor resized = torch::stable::new_empty(packed_w, sizes, ScalarType::Byte);
+  auto* out = static_cast<uint8_t*>(resized.mutable_data_ptr());
+  const Parallel parallel = torch_threads();
+  for (int64_t m = 0; m < packed.matrices; m++)
+    resize(packed.matrix(m), std::min<size_t>(packed.matrix_bytes(), bytes), out + m * bytes, bytes, parallel);
+  return resized;
 }
 
 void verify_cpu(const Tensor& packed_w) {
@@ -153,6 +175,7 @@ Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype)
   m.impl("_transcode", TORCH_BOX(&transcode_cpu)); \
   m.impl("unpack", TORCH_BOX(&unpack_cpu));        \
   m.impl("_unpack", TORCH_BOX(&unpack_with));      \
+  m.impl("_resize", TORCH_BOX(&resize_cpu));       \
   m.impl("_verify", TORCH_BOX(&verify_cpu));       \
   m.impl("_describe", TORCH_BOX(&describe_cpu));
 STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m){UNWEIGHT_CODEC(m)} STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA,
