@@ -1,12 +1,12 @@
 """Sizes and rates of the codec beside zipnn, on real weights, per core.
 
-    python bench/codec.py [--json] [CHECKPOINT]
+    python bench/codec.py [--json] [--per-tensor] [CHECKPOINT]
 
 Everything runs in one process on one pinned core, in turns, a round at a time; figures are medians of the rounds. Rates
-are bytes of BF16 a second. zipnn (the peer for storage) gets the same tensors' bytes in one piece, which is its best
-case, and all results are fresh memory, as the allocator of the process gives it. (For both, the kernel's clearing of
-fresh pages is a good part of the time.) `compress` is the whole command on all cores, from and to files in the page
-cache.
+are bytes of BF16 a second. zipnn (the peer for storage) gets the same tensors' bytes in one piece, as they are in a
+file, or one by one with --per-tensor. All results are memory as the allocator of the process gives it; where that is
+new, the kernel's clearing of pages is a good part of the time, for small results less often than for one large one.
+`compress` is the whole command on all cores, from and to files in the page cache.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ def timed(run: Callable[[], object]) -> tuple[float, object]:
     return time.perf_counter() - start, result
 
 
-def codec_rounds(tensors: list[torch.Tensor], rounds: int) -> dict[str, dict[str, float]]:
+def codec_rounds(tensors: list[torch.Tensor], rounds: int, per_tensor: bool) -> dict[str, dict[str, float]]:
     """Medians of GB/s for pack and unpack of zipnn and each layout, on this core."""
-    data = b"".join(t.view(torch.uint8).numpy().tobytes() for t in tensors)
+    pieces = [t.view(torch.uint8).numpy().tobytes() for t in tensors]
+    if not per_tensor:
+        pieces = [b"".join(pieces)]
+    total = sum(map(len, pieces))
     peer = zipnn.ZipNN(input_format="byte", bytearray_dtype="bfloat16", threads=1)
     seconds: dict[tuple[str, str], list[float]] = {}
 
@@ -56,12 +59,12 @@ def codec_rounds(tensors: list[torch.Tensor], rounds: int) -> dict[str, dict[str
         seconds.setdefault((name, step), []).append(spent)
 
     for turn in range(rounds + 1):
-        copy = bytes(bytearray(data))  # zipnn turns its input's bits in place
-        spent, compressed = timed(lambda c=copy: peer.compress(c))
-        del copy
-        back, decompressed = timed(lambda c=compressed: peer.decompress(c))
-        assert decompressed == data, "zipnn doesn't round-trip"
-        peer_size = len(compressed)
+        copies = [bytes(bytearray(p)) for p in pieces]  # zipnn turns its input's bits in place
+        spent, compressed = timed(lambda c=copies: [peer.compress(p) for p in c])
+        del copies
+        back, decompressed = timed(lambda c=compressed: [peer.decompress(p) for p in c])
+        assert decompressed == pieces, "zipnn doesn't round-trip"
+        peer_size = sum(map(len, compressed))
         del decompressed
         if turn:  # the first round warms up
             note("zipnn", "pack", spent)
@@ -80,9 +83,9 @@ def codec_rounds(tensors: list[torch.Tensor], rounds: int) -> dict[str, dict[str
                 )
                 assert same, f"{layout} doesn't round-trip"
             del packed
-    rates: dict[str, dict[str, float]] = {"zipnn": {"size": peer_size / len(data)}}
+    rates: dict[str, dict[str, float]] = {"zipnn": {"size": peer_size / total}}
     for (name, step), spent in seconds.items():
-        rates.setdefault(name, {})[step] = len(data) / statistics.median(spent) / 1e9
+        rates.setdefault(name, {})[step] = total / statistics.median(spent) / 1e9
     return rates
 
 
@@ -116,6 +119,7 @@ def main() -> None:
         "checkpoint", nargs="?", type=Path, help="a BF16 checkpoint folder (default: all-mpnet-base-v2)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
+    parser.add_argument("--per-tensor", action="store_true", help="zipnn gets the tensors one by one")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     source = options.checkpoint or weights.mpnet()
@@ -130,7 +134,7 @@ def main() -> None:
         for t in load_file(f).values()
         if t.dtype == torch.bfloat16 and t.ndim >= 2
     ]
-    rates = codec_rounds(tensors, options.rounds)
+    rates = codec_rounds(tensors, options.rounds, options.per_tensor)
     os.sched_setaffinity(0, cores)
 
     report = {
