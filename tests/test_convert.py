@@ -167,6 +167,11 @@ def test_skip(skip, skipped):
         assert isinstance(model.get_submodule(name), (nn.Linear, nn.Embedding)) == (name in skipped)
 
 
+def test_a_skip_that_fits_nothing_is_told():
+    with pytest.warns(UserWarning, match=r"skip: 'layer.0' fits no module of the model"):
+        u.compress_model(Model(), skip=("layers.0", "layer.0"))
+
+
 class Doubling(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)

@@ -197,8 +197,11 @@ GOOD = u.pack(weight("trained", 65, 129))
         ({"weight_packed": changed(GOOD, 8, 1)}, r"weight_packed: packed: format version 1"),
         ({"weight_packed": GOOD[:40]}, r"weight_packed: packed"),
         ({"weight_packed": GOOD.float()}, r"weight_packed: packed: dtype torch.float32, expected torch.uint8"),
-        ({"weight_packed": u.pack(weight("trained", 65, 130))}, r"holds 1 x 65 x 130 weights, expected 1 x 65 x 129"),
-        ({"weight": torch.zeros(65, 129)}, r"weight: weight: dtype torch.float32, expected torch.bfloat16"),
+        (
+            {"weight_packed": u.pack(weight("trained", 65, 130))},
+            r"\sweight_packed: holds 1 x 65 x 130 weights, expected 1 x 65 x 129",
+        ),
+        ({"weight": torch.zeros(65, 129)}, r"\sweight: dtype torch.float32, expected torch.bfloat16"),
         ({"weight": weight("trained", 64, 129)}, r"weight: shape \[64, 129\], expected \[65, 129\]"),
         ({}, r"Missing key\(s\) in state_dict: \"weight_packed\""),
         ({"weight_packed": GOOD, "scales": torch.zeros(1)}, r"Unexpected key\(s\) in state_dict: \"scales\""),

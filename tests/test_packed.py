@@ -168,7 +168,9 @@ def test_transcode_keeps_shape_and_stacking_and_ignores_padding():
     w = torch.stack([weight("trained", 64, 300, seed=e) for e in range(3)])
     packed = u.pack(w, "archive", stacked=True)
     assert_same_bytes(u.transcode(packed, "nibble"), u.pack(w, "nibble", stacked=True))
-    assert u.info(u.transcode(u.pack(w, "nibble"), "huffman")).shape == (3, 64, 300)
+    with pytest.warns(UserWarning, match="stacked=True"):
+        as_one = u.pack(w, "nibble")
+    assert u.info(u.transcode(as_one, "huffman")).shape == (3, 64, 300)
     one = u.pack(w[0], "nibble")
     assert_same_bytes(u.transcode(u.pad_row_bytes(one, one.shape[1] + 100), "nibble"), one)
 
@@ -203,6 +205,15 @@ def test_padding_changes_nothing_but_the_size(layout):
     assert_same_bytes(u.pad_row_bytes(wide, packed.shape[1]), packed)
     with pytest.raises(ValueError, match=f"row_bytes: 10, expected at least {packed.shape[1]}"):
         u.pad_row_bytes(packed, 10)
+
+
+def test_experts_packed_as_one_matrix_are_told_of_stacked():
+    w = torch.stack([weight("trained", 64, 128, seed=e) for e in range(2)])
+    with pytest.warns(
+        UserWarning, match=r"\[2, 64, 128\] takes \d+ bytes packed as one matrix \[2, 8192\].*stacked=True"
+    ):
+        u.pack(w)
+    assert u.pack(w, stacked=True).numel() < w.nbytes
 
 
 def test_a_matrix_of_several_megabytes_is_resized_whole():

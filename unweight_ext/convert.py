@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -104,7 +105,8 @@ def compress_model(
     """Packs every torch.nn.Linear and torch.nn.Embedding with a BF16 weight, in place; each weight is freed as it goes.
 
     `layout`: see `pack`; `auto` is the device's default, and `nibble` for embeddings and what is tied to them.
-    `skip`: module names (with all below them), patterns like `"*.router"`, or a function of name and module.
+    `skip`: module names (with all below them), patterns like `"*.router"`, or a function of name and module. A name
+    or pattern that fits no module of the model is most likely mistyped: it gives a warning.
     `exact`: see `Linear`. `progress`: a bar on stderr if that is a terminal (None), never (False), always (True), or
     a function of bytes done, bytes in all and the module's name.
 
@@ -123,7 +125,7 @@ def compress_model(
             f"use {type(model).__name__}.from_{type(model).__name__.lower()}"
         )
     bytes_before = _model_bytes(model)
-    groups, reasons = _plan(model, _skip_function(skip))
+    groups, reasons = _plan(model, _skip_function(skip, model))
     parents: dict[str, list[tuple[nn.Module, str]]] = _parents(model, {name for group in groups for name in group})
     total = sum(model.get_submodule(group[0]).weight.nbytes for group in groups)
     rows: dict[str, ModuleReport] = {}
@@ -220,15 +222,21 @@ def _reason_to_leave(module: nn.Linear | nn.Embedding) -> str | None:
     return unsupported_embedding(module) if isinstance(module, nn.Embedding) else None
 
 
-def _skip_function(skip: Skip) -> Callable[[str, nn.Module], bool]:
+def _skip_function(skip: Skip, model: nn.Module) -> Callable[[str, nn.Module], bool]:
     if callable(skip):
         return skip
     patterns = tuple(skip) if isinstance(skip, Iterable) and not isinstance(skip, str) else (skip,)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(f"skip: {skip!r}, expected names or patterns, or a function of name and module")
-    return lambda name, module: any(
-        fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns
-    )
+
+    def fits(pattern: str, name: str) -> bool:
+        return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+
+    names = [name for name, _ in model.named_modules()]
+    for pattern in patterns:
+        if not any(fits(pattern, name) for name in names):
+            warnings.warn(f"skip: {pattern!r} fits no module of the model", stacklevel=3)
+    return lambda name, module: any(fits(pattern, name) for pattern in patterns)
 
 
 def _parents(model: nn.Module, names: set[str]) -> dict[str, list[tuple[nn.Module, str]]]:

@@ -146,7 +146,7 @@ class _PackedModule(nn.Module):
                 packed = value if found == key else self._packed_from(value)
                 self._take(packed, local_metadata.get("assign_to_params_buffers", False))
             except (TypeError, ValueError) as error:
-                error_msgs.append(f"{found}: {error}")
+                error_msgs.append(f"{found}: {str(error).removeprefix(f'{found.removeprefix(prefix)}: ')}")
             state_dict[key] = self.weight_packed  # for the checks of torch, which find their own buffer
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs

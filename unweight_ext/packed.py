@@ -18,6 +18,7 @@ from .ops import LAYOUTS
 
 _ops = torch.ops.unweight
 _MAX_RANK = 8
+_TILE_ROWS = 64  # matrices with fewer gain little from being stacked
 
 _REASONS = {
     "raw": "the others would not be smaller",
@@ -169,6 +170,13 @@ def pack(weight: Tensor, layout: str = "auto", *, stacked: bool = False, threads
     """
     packed = pack_quietly(weight, layout, stacked=stacked, threads=threads)
     _tell_fallback(layout, packed)
+    if weight.dim() == 3 and not stacked and min(weight.shape[1:]) >= _TILE_ROWS and packed.numel() > weight.nbytes:
+        warnings.warn(
+            f"weight: {list(weight.shape)} takes {packed.numel()} bytes packed as one matrix [{weight.shape[0]}, "
+            f"{weight.shape[1] * weight.shape[2]}], {weight.nbytes} plain; stacked=True packs it as {weight.shape[0]} "
+            f"matrices",
+            stacklevel=2,
+        )
     return packed
 
 
