@@ -7,7 +7,8 @@ import signal
 # several times longer where other programs use the cores too. Read when torch is imported, so it stands here.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# A script's background job (`./run tests &`) starts with SIGINT ignored, and programs that tests start and interrupt
-# would inherit that.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A script's background job (`./run tests &`) starts with SIGINT ignored, one of nohup with SIGHUP, and programs that
+# tests start and interrupt would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
