@@ -23,15 +23,16 @@
 
 using namespace unweight;
 
-// Allocations until one fails; below 0: none does.
+// Allocations until one fails; below 0: none does. Not inlined, or gcc sees free() take what a `new` gave.
 static int64_t allocations_left = -1;
-void* operator new(size_t size) {
+#define NOT_INLINED __attribute__((noinline))
+NOT_INLINED void* operator new(size_t size) {
   void* memory = allocations_left >= 0 && allocations_left-- == 0 ? nullptr : std::malloc(size);
   if (!memory) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+NOT_INLINED void operator delete(void* memory) noexcept { std::free(memory); }
+NOT_INLINED void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
