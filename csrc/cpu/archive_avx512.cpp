@@ -1,8 +1,7 @@
 // 16 streams a register, both codes of a round by gather. No C++ library here (see matrix_view.h).
 #ifndef UNWEIGHT_PORTABLE_ONLY
-#include <immintrin.h>
-
 #include "archive_decoder.h"
+#include "vectors_avx512.h"
 
 namespace unweight {
 namespace {
@@ -10,20 +9,16 @@ namespace {
 constexpr int kGroups = kArchiveStreams / 16;
 constexpr int kPrefixShift = 32 - 12;
 
-static inline __attribute__((always_inline)) __m512i select(__m512i mask, __m512i ones, __m512i zeros) {
-  return _mm512_ternarylogic_epi32(mask, ones, zeros, 0xCA);
-}
-
 // 32 weights from their sign+mantissa bytes and 16 table entries.
-static inline __attribute__((always_inline)) __m512i merge(const uint8_t* plane, __m512i entries) {
+UNWEIGHT_INLINE __m512i merge(const uint8_t* plane, __m512i entries) {
   const __m512i bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(plane)));
   const __m512i signs = _mm512_slli_epi16(bytes, 8);
-  const __m512i parts = select(_mm512_set1_epi16(0x7F), bytes, signs);
-  return select(_mm512_set1_epi16(static_cast<short>(0x807F)), parts, entries);
+  const __m512i parts = select_bits(_mm512_set1_epi16(0x7F), bytes, signs);
+  return select_bits(_mm512_set1_epi16(static_cast<short>(0x807F)), parts, entries);
 }
 
 template <bool kAroundCaches>
-static inline __attribute__((always_inline)) void store(uint16_t* out, __m512i weights) {
+UNWEIGHT_INLINE void store(uint16_t* out, __m512i weights) {
   if (kAroundCaches)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(out), weights);
   else

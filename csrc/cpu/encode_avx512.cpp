@@ -1,19 +1,11 @@
 #ifndef UNWEIGHT_PORTABLE_ONLY
 #include "encode_avx512.h"
 
-#include <immintrin.h>
-
+#include "vectors_avx512.h"
 #include "word_streams.h"
 
 namespace unweight {
 namespace {
-
-#define UNWEIGHT_INLINE static inline __attribute__((always_inline))
-
-UNWEIGHT_INLINE __m512i all(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
-UNWEIGHT_INLINE __m512i select(__m512i mask, __m512i ones, __m512i zeros) {
-  return _mm512_ternarylogic_epi32(mask, ones, zeros, 0xCA);
-}
 
 // Two k-steps (32 columns) of a row are a vector: 32-bit words in order of k-step, half of its columns, pair of
 // columns. A lane's registers are the same words of rows r (registers 0, 2) and r + 8 (1, 3).
@@ -31,14 +23,14 @@ UNWEIGHT_INLINE __m512i load_row(const uint16_t* p, int64_t ahead) {
 
 // The S words of two k-steps, {S0(k) S1(k) S0(k+1) S1(k+1)} a lane, for the four lanes of rows r and r + 8.
 UNWEIGHT_INLINE void store_plane(__m512i upper, __m512i lower, uint32_t* plane) {
-  const __m512i s = select(all(0x807F807Fu), upper, _mm512_ror_epi32(lower, 8));
+  const __m512i s = select_bits(splat(kEvenBits), upper, _mm512_ror_epi32(lower, 8));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(plane, _mm512_permutexvar_epi32(order, s));
 }
 
 // Both exponents of each register, less the window's first, as 16-bit fields.
 UNWEIGHT_INLINE __m512i relative_exponents(__m512i weights, __m512i first) {
-  return _mm512_sub_epi16(_mm512_and_si512(_mm512_srli_epi32(weights, 7), all(0x00FF00FFu)), first);
+  return _mm512_sub_epi16(_mm512_and_si512(_mm512_srli_epi32(weights, 7), splat(0x00FF00FFu)), first);
 }
 
 struct ByteTable {
@@ -57,14 +49,14 @@ UNWEIGHT_INLINE __m512i look_up(const ByteTable& t, __m512i index) {
 // Where the pairs of four vectors are in a PairWindow: byte j of each 32-bit lane is vector j's. An exponent outside
 // the window is its last one, which no entry has.
 UNWEIGHT_INLINE __m512i window_indexes(__m512i a, __m512i b, __m512i c, __m512i d, __m512i first) {
-  const __m512i even_bytes = all(0x00FF00FFu), last = _mm512_set1_epi8(15);
+  const __m512i even_bytes = splat(0x00FF00FFu), last = _mm512_set1_epi8(15);
   // First exponents are in bits 7…14, second ones in 23…30, of both words of a 64-bit lane.
   const __m512i first_below = _mm512_set1_epi64(0x3737272717170707),
                 second_below = _mm512_set1_epi64(0x2727373707071717);
-  const __m512i ab =
-      select(even_bytes, _mm512_multishift_epi64_epi8(first_below, a), _mm512_multishift_epi64_epi8(first_below, b));
-  const __m512i cd =
-      select(even_bytes, _mm512_multishift_epi64_epi8(second_below, c), _mm512_multishift_epi64_epi8(second_below, d));
+  const __m512i ab = select_bits(even_bytes, _mm512_multishift_epi64_epi8(first_below, a),
+                                 _mm512_multishift_epi64_epi8(first_below, b));
+  const __m512i cd = select_bits(even_bytes, _mm512_multishift_epi64_epi8(second_below, c),
+                                 _mm512_multishift_epi64_epi8(second_below, d));
   const __m512i firsts = _mm512_mask_blend_epi16(0xAAAAAAAAu, ab, cd), seconds = _mm512_shrdi_epi32(ab, cd, 16);
   const __m512i low = _mm512_min_epu8(_mm512_sub_epi8(firsts, first), last);
   const __m512i high = _mm512_min_epu8(_mm512_sub_epi8(seconds, first), last);
@@ -72,7 +64,7 @@ UNWEIGHT_INLINE __m512i window_indexes(__m512i a, __m512i b, __m512i c, __m512i 
 }
 
 UNWEIGHT_INLINE __m512i byte_of(__m512i x, int i, uint32_t mask) {
-  return _mm512_and_si512(_mm512_srli_epi32(x, 8 * i), all(mask));
+  return _mm512_and_si512(_mm512_srli_epi32(x, 8 * i), splat(mask));
 }
 
 // Codes of registers 0, 1 or 2, 3 one behind the other, of two rows, and their bits with what is missing.
@@ -85,7 +77,7 @@ UNWEIGHT_INLINE Halves join_codes(const ByteTable& codes, const ByteTable& lengt
   const __m512i above = _mm512_sllv_epi16(_mm512_and_si512(code, low_byte), second);
   const __m512i sum = _mm512_add_epi16(length, second);
   return {_mm512_or_si512(above, _mm512_srli_epi16(code, 8)),
-          select(_mm512_set1_epi8(static_cast<char>(kMissing)), entry, sum)};
+          select_bits(_mm512_set1_epi8(static_cast<char>(kMissing)), entry, sum)};
 }
 
 // Field h of lane 4r + q is that of row r, half h, pair q: r is two rows of a vector, by 16-bit halves, then two of the
@@ -123,7 +115,7 @@ UNWEIGHT_INLINE void add_missing(MissingCodes& missing, uint64_t places, int kst
 void look_up_warp_avx512(const PairWindow& window, const StageRows& stage, int warp, uint32_t* plane,
                          uint32_t (*code)[2 * kLanes], uint32_t (*bits)[2 * kLanes], MissingCodes& missing) {
   const ByteTable codes = load_table(window.low), lengths = load_table(window.length);
-  const __m512i first = _mm512_set1_epi8(static_cast<char>(window.first)), low_half = all(0xFFFF);
+  const __m512i first = _mm512_set1_epi8(static_cast<char>(window.first)), low_half = splat(0xFFFF);
   missing.count = 0;
   for (int pair = 0; pair < kKSteps / 2; pair++) {
     uint64_t places[2][2];  // by k-step and half of the lanes
@@ -141,7 +133,7 @@ void look_up_warp_avx512(const PairWindow& window, const StageRows& stage, int w
         halves[i] = join_codes(codes, lengths, window_indexes(upper[0], lower[0], upper[1], lower[1], first));
       }
       for (int k = 0; k < 2; k++) {
-        const __m512i order = _mm512_load_si512(kFieldOrder.field[k]), some_bits = all(31);
+        const __m512i order = _mm512_load_si512(kFieldOrder.field[k]), some_bits = splat(31);
         const int stream = kLanes * k + 16 * half;
         const __m512i c = _mm512_permutex2var_epi16(halves[0].code, order, halves[1].code);
         const __m512i b = _mm512_permutex2var_epi16(halves[0].bits, order, halves[1].bits);
@@ -186,7 +178,7 @@ uint64_t look_up_round_avx512(const PairWindow& window, const uint16_t* weights,
       __m512i bytes[2];
       for (int i = 0; i < 2; i++) {
         const __m512i w = pairs[2 * i + half] = _mm512_loadu_si512(weights + at + 32 * i);
-        bytes[i] = select(_mm512_set1_epi16(0x7F), w, _mm512_srli_epi16(w, 8));
+        bytes[i] = select_bits(_mm512_set1_epi16(0x7F), w, _mm512_srli_epi16(w, 8));
       }
       _mm512_storeu_si512(plane + at, _mm512_permutex2var_epi8(bytes[0], low_bytes, bytes[1]));
     }
@@ -228,7 +220,7 @@ UNWEIGHT_INLINE void store_words(uint32_t* words, uint32_t count, __m512i place,
 void append_avx512(WordStreams& streams, const uint32_t (*code)[kMostStreams], const uint32_t (*bits)[kMostStreams],
                    int rounds) {
   constexpr int kGroups = kMostStreams / 16;
-  const __m512i word_bits = all(32), below = all(31);
+  const __m512i word_bits = splat(32), below = splat(31);
   const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   __m512i word[kGroups], position[kGroups], place[kGroups], next[kGroups];
   for (int g = 0; g < kGroups; g++) {
@@ -249,11 +241,11 @@ void append_avx512(WordStreams& streams, const uint32_t (*code)[kMostStreams], c
       const __m512i moved = _mm512_add_epi32(position[g], n);
       const __mmask16 full = _mm512_cmpge_epu32_mask(moved, word_bits);
       const uint32_t words = static_cast<uint32_t>(_mm_popcnt_u32(full));
-      store_words(streams.words, words, _mm512_mask_compress_epi32(all(count), full, place[g]),
+      store_words(streams.words, words, _mm512_mask_compress_epi32(splat(count), full, place[g]),
                   _mm512_maskz_compress_epi32(full, filled));
       word[g] = _mm512_mask_mov_epi32(filled, full, rest);
       place[g] = _mm512_mask_mov_epi32(place[g], full, next[g]);
-      next[g] = _mm512_mask_expand_epi32(next[g], full, _mm512_add_epi32(order, all(count)));
+      next[g] = _mm512_mask_expand_epi32(next[g], full, _mm512_add_epi32(order, splat(count)));
       position[g] = _mm512_and_si512(moved, below);
       count += words;
     }
@@ -271,7 +263,7 @@ namespace {
 // The codes of a row's 32 columns, rotated as registers 0 and 2 have them. `outside`: words that need patches.
 UNWEIGHT_INLINE __m512i window_codes(__m512i weights, __m512i first, __mmask16& outside) {
   const __m512i e = relative_exponents(weights, first);
-  outside = _mm512_test_epi32_mask(e, all(0xFFF0FFF0u));
+  outside = _mm512_test_epi32_mask(e, splat(0xFFF0FFF0u));
   return _mm512_slli_epi16(_mm512_maskz_mov_epi16(_mm512_cmple_epu16_mask(e, _mm512_set1_epi16(15)), e), 7);
 }
 
@@ -282,7 +274,7 @@ void encode_nibbles_avx512(int base, const StageRows& stage, int warp, uint32_t*
   const __m512i first = _mm512_set1_epi16(static_cast<short>(base));
   // {N(k) N(k+1)} of the lanes of two rows: their first halves; the second ones are four words further.
   const __m512i lanes = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
-  const __m512i second_half = _mm512_add_epi32(lanes, all(4));
+  const __m512i second_half = _mm512_add_epi32(lanes, splat(4));
   for (int pair = 0; pair < kKSteps / 2; pair++)
     for (int half = 0; half < 2; half++) {
       const uint16_t* rows = first_row(stage, warp, half) + 2 * kKStepColumns * pair;
@@ -319,18 +311,17 @@ void swizzled_pairs_avx512(const uint16_t* weights, int64_t count, uint16_t* pai
   for (int64_t i = 0; i < count; i += 64, pairs += 32) {
     const __m512i a = _mm512_multishift_epi64_epi8(lower, _mm512_loadu_si512(weights + i));
     const __m512i b = _mm512_multishift_epi64_epi8(upper, _mm512_loadu_si512(weights + i + 32));
-    const __m512i pair = select(all(0xFFFF), a, b);
+    const __m512i pair = select_bits(splat(0xFFFF), a, b);
     largest = _mm512_max_epu16(largest, pair);
     // pair ^ (pair >> 4 & 0xF0)
     const __m512i row = _mm512_srli_epi16(pair, 4);
     _mm512_storeu_si512(pairs, _mm512_ternarylogic_epi32(pair, row, _mm512_set1_epi16(0xF0), 0x78));
   }
   const __m512i halves = _mm512_max_epu16(largest, _mm512_srli_epi32(largest, 16));
-  most = static_cast<uint16_t>(_mm512_reduce_max_epu32(_mm512_and_si512(halves, all(0xFFFF))));
+  most = static_cast<uint16_t>(_mm512_reduce_max_epu32(_mm512_and_si512(halves, splat(0xFFFF))));
 }
 
 void copy_around_caches_avx512(uint8_t* to, const uint8_t* from, size_t size) {
-  constexpr size_t kVectorBytes = 64;
   const size_t misaligned = (0 - reinterpret_cast<uintptr_t>(to)) % kVectorBytes;
   const size_t head = misaligned < size ? misaligned : size;
   __builtin_memcpy(to, from, head);

@@ -1,7 +1,7 @@
-// A stage's bytes, checked, for the AVX-512 decoders. Local to the file that includes it, see tile_avx512.h.
+// A stage's bytes, checked, for the AVX-512 decoders. Local to the file that includes it, see vectors_avx512.h.
 #pragma once
 #include "matrix_view.h"
-#include "tile_avx512.h"
+#include "vectors_avx512.h"
 
 namespace unweight {
 namespace {

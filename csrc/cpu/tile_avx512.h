@@ -1,21 +1,6 @@
-// Tiles of BF16 weights in the first-level cache, and the vectors that they consist of. Only for files compiled with
-// the AVX-512 flags; everything here is local to the file that includes it.
+// Tiles of BF16 weights in the first-level cache.
 #pragma once
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC's own _mm512_undefined_epi32() sets this off wherever it is inlined (GCC bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-#include <immintrin.h>
-
-#include <cstring>
-
-#include "../cuda/decode/bits.cuh"
-#include "../format/tile.h"
-
-#define UNWEIGHT_INLINE static inline __attribute__((always_inline))
-// For what is big: one copy is enough, and registers are allocated better.
-#define UNWEIGHT_NOINLINE static __attribute__((noinline))
+#include "vectors_avx512.h"
 
 namespace unweight {
 namespace {
@@ -23,7 +8,6 @@ namespace {
 // A tile is 16 rows x 128 columns in the order that vdpbf16ps wants: a *unit* of 8 columns is four vectors, one for
 // each *group* of 4 rows; a vector is 4 rows x 4 column pairs. Lanes 0…15 of a register are one vector, lanes 16…31
 // another.
-constexpr int kVectorBytes = 64;
 constexpr int kUnitColumns = 8;
 constexpr int kUnits = kStageColumns / kUnitColumns;
 constexpr int kGroups = 4;
@@ -34,24 +18,6 @@ constexpr int kTileBytes = kUnits * kUnitBytes;
 // In other words [k-step][register][lane] of 32-bit words.
 UNWEIGHT_INLINE uint32_t tile_offset(uint32_t kstep, uint32_t lane, uint32_t reg) {
   return kstep * 2 * kUnitBytes + reg * 2 * kVectorBytes + lane * 4;
-}
-
-UNWEIGHT_INLINE __m512i splat(uint32_t bits) { return _mm512_set1_epi32(static_cast<int>(bits)); }
-UNWEIGHT_INLINE __m512i select_bits(__m512i mask, __m512i ones, __m512i zeros) {
-  return _mm512_ternarylogic_epi32(mask, ones, zeros, 0xCA);
-}
-// `ones` where the mask is set, else `zeros`, whose register takes the result.
-UNWEIGHT_INLINE __m512i merge_bits(__m512i zeros, __m512i ones, __m512i mask) {
-  return _mm512_ternarylogic_epi32(zeros, ones, mask, 0xD8);
-}
-UNWEIGHT_INLINE __m512i and_or(__m512i a, __m512i mask, __m512i c) {
-  return _mm512_ternarylogic_epi32(a, mask, c, 0xEA);
-}
-UNWEIGHT_INLINE __m512i load_vector(const void* p) { return _mm512_loadu_si512(p); }
-UNWEIGHT_INLINE uint32_t load_word(const uint8_t* p) {
-  uint32_t word;
-  std::memcpy(&word, p, 4);
-  return word;
 }
 
 // 16 lanes x 4 words, lane after lane -> words[i]: word i of the 16 lanes.
