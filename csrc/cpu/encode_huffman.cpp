@@ -33,7 +33,7 @@ bool add_patch(WarpPatches& patches, int kstep, uint32_t place, uint32_t weights
   return true;
 }
 
-// Registers of one lane of a stage.
+// A lane of a stage.
 struct Lane {
   const StageRows& rows;
   int warp, kstep, lane;
@@ -43,16 +43,24 @@ struct Lane {
   }
 };
 
-void join_codes(const EncodePlan& plan, const Lane& at, StageCodes& stage) {
-  uint32_t code = 0, bits = 0;
+// Returns the registers without a code of their own, a bit each.
+uint32_t join_codes(const EncodePlan& plan, const Lane& at, const uint32_t (&registers)[kRegisters],
+                    StageCodes& stage) {
+  uint32_t code = 0, bits = 0, missing = 0;
   for (int i = 0; i < kRegisters; i++) {
-    const uint32_t entry = plan.encode_table[exponent_pair(at.load(i))], length = entry >> 16 & 15;
+    const uint32_t entry = plan.encode_table[exponent_pair(registers[i])], length = entry >> 16 & 15;
     code = code << length | (entry & 0xFFFF);
     bits += length;
+    missing |= uint32_t{(entry & kNoCode) != 0} << i;
   }
   const int stream = at.kstep % 2 * kLanes + at.lane;
   stage.code[at.warp][at.kstep / 2][stream] = code;
   stage.bits[at.warp][at.kstep / 2][stream] = bits;
+  return missing;
+}
+
+void load_registers(const Lane& at, uint32_t (&registers)[kRegisters]) {
+  for (int i = 0; i < kRegisters; i++) registers[i] = at.load(i);
 }
 
 bool look_up_warp(const EncodePlan& plan, const StageRows& rows, int w, uint32_t* plane, StageCodes& stage,
@@ -60,13 +68,11 @@ bool look_up_warp(const EncodePlan& plan, const StageRows& rows, int w, uint32_t
   for (int k = 0; k < kKSteps; k++)
     for (int l = 0; l < kLanes; l++) {
       const Lane lane{rows, w, k, l};
-      join_codes(plan, lane, stage);
       uint32_t registers[kRegisters];
-      for (int i = 0; i < kRegisters; i++) {
-        registers[i] = lane.load(i);
-        if ((plan.encode_table[exponent_pair(registers[i])] & kNoCode) &&
-            !add_patch(patches, k, 4 * l + i, registers[i]))
-          return false;
+      load_registers(lane, registers);
+      for (uint32_t missing = join_codes(plan, lane, registers, stage); missing; missing &= missing - 1) {
+        const int i = __builtin_ctz(missing);
+        if (!add_patch(patches, k, 4 * l + i, registers[i])) return false;
       }
       uint32_t* words = plane + (k / 2 * kLanes + l) * 4 + k % 2 * 2;
       words[0] = merge_signs_mantissas(registers[0], registers[1]);
@@ -84,10 +90,13 @@ bool look_up_warp_fast(const EncodePlan& plan, const StageRows& rows, int w, uin
     const uint32_t place = missing.place[m];
     const Lane lane{rows, w, missing.kstep[m], static_cast<int>(place / kRegisters)};
     const uint32_t weights = lane.load(place % kRegisters);
-    if (!(plan.encode_table[exponent_pair(weights)] & kNoCode))
-      join_codes(plan, lane, stage);
-    else if (!add_patch(patches, lane.kstep, place, weights))
-      return false;
+    if (plan.encode_table[exponent_pair(weights)] & kNoCode) {
+      if (!add_patch(patches, lane.kstep, place, weights)) return false;
+    } else {
+      uint32_t registers[kRegisters];
+      load_registers(lane, registers);
+      join_codes(plan, lane, registers, stage);
+    }
   }
   return true;
 }
