@@ -18,7 +18,6 @@ from .ops import LAYOUTS
 
 _ops = torch.ops.unweight
 _MAX_RANK = 8
-_TILE_ROWS = 64  # matrices with fewer gain little from being stacked
 
 _REASONS = {
     "raw": "the others would not be smaller",
@@ -156,6 +155,12 @@ def pack_quietly(weight: Tensor, layout: str = "auto", *, stacked: bool = False,
     return packed.to(weight.device)
 
 
+def _stacked_bytes(weight: Tensor, layout: str) -> int:
+    """What [E, N, K] takes at least as E matrices."""
+    experts, *shape = weight.shape
+    return experts * _ops._least_bytes(layout_id(layout, weight.device), *shape)
+
+
 def pack(weight: Tensor, layout: str = "auto", *, stacked: bool = False, threads: int = 0) -> Tensor:
     """Packs a BF16 weight without loss.
 
@@ -170,7 +175,7 @@ def pack(weight: Tensor, layout: str = "auto", *, stacked: bool = False, threads
     """
     packed = pack_quietly(weight, layout, stacked=stacked, threads=threads)
     _tell_fallback(layout, packed)
-    if weight.dim() == 3 and not stacked and min(weight.shape[1:]) >= _TILE_ROWS and packed.numel() > weight.nbytes:
+    if weight.dim() == 3 and not stacked and packed.numel() > weight.nbytes > _stacked_bytes(weight, layout):
         warnings.warn(
             f"weight: {list(weight.shape)} takes {packed.numel()} bytes packed as one matrix [{weight.shape[0]}, "
             f"{weight.shape[1] * weight.shape[2]}], {weight.nbytes} plain; stacked=True packs it as {weight.shape[0]} "
