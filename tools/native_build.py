@@ -201,7 +201,8 @@ class Graph:
         self.ninja.build(target, "cubin", str(source), implicit=str(script))
         self.targets.append(target)
 
-    def run(self) -> None:
+    def run(self, quiet: bool = False) -> None:
+        """`quiet`: says nothing unless something fails."""
         import ninja
 
         self.file.close()
@@ -209,7 +210,12 @@ class Graph:
         program = shutil.which("ninja", path=f"{ninja.BIN_DIR}{os.pathsep}{os.environ['PATH']}")
         if program is None:
             raise BuildError("the package ninja is installed without its program: pip install --force-reinstall ninja")
-        if subprocess.run([program, "-C", str(self.directory), *jobs, *self.targets]).returncode:
+        done = subprocess.run(
+            [program, "-C", str(self.directory), *jobs, *self.targets], capture_output=quiet, text=True
+        )
+        if done.returncode and quiet:
+            print(done.stdout, done.stderr, sep="", file=sys.stderr)
+        if done.returncode:
             raise BuildError("the C++ build failed; the compiler's own messages are above")
 
 

@@ -1,0 +1,9 @@
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace unweight {
+
+void bind_decode(pybind11::module_& m);
+void bind_drivers(pybind11::module_& m);
+
+}  // namespace unweight
