@@ -14,9 +14,9 @@ import sysconfig
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 import native_build
+from native_build import ROOT
 
 FLAGS = ["-O1", "-g", "-fsanitize=undefined", "-fno-sanitize-recover=undefined"]
 

@@ -1,4 +1,4 @@
-"""What host and device share, on the host: tile order, bit merges, code streams, and the Device that tests implement."""
+"""What host and device share, on the host: tile order, bit merges, code streams, and the tests' Device."""
 
 import struct
 
