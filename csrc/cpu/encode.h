@@ -6,6 +6,7 @@
 
 #include "../format/code.h"
 #include "../format/header.h"
+#include "../format/packing.h"
 #include "../format/tile.h"
 #include "encode_avx512.h"
 
@@ -15,8 +16,7 @@ namespace unweight {
 struct EncodePlan {
   int64_t in_features;
   int segment_stages;
-  int nibble_base = 0;
-  Code code;
+  Packing packing;
   std::vector<uint32_t> encode_table;  // by pair, see Code
   uint16_t padding_pair = 0;           // exponents of padding registers in huffman
   bool avx512 = false;

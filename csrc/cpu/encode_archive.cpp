@@ -28,7 +28,7 @@ struct Chunk {
     uint32_t &joined = code[round % kBatch][s], &length = bits[round % kBatch][s];
     joined = length = 0;
     for (int64_t q : {round * kRoundPairs + s, round * kRoundPairs + kArchiveStreams + s}) {
-      uint32_t entry = plan.encode_table[plan.code.pairs[0]];
+      uint32_t entry = plan.encode_table[plan.packing.code.pairs[0]];
       if (2 * q < count) {
         const uint32_t pair = exponent_pair(2 * q + 1 < count ? load_pair(weights + 2 * q) : half_pair(weights[2 * q]));
         entry = plan.encode_table[pair];

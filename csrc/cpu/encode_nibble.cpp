@@ -133,10 +133,10 @@ bool encode_stage(const EncodePlan& plan, const StageRows& rows, StageShape shap
     Warp warp;
     // A zero row is outside the window everywhere: the fast loop can't tell it from weights that need patches.
     if (plan.avx512 && whole && place.zero_rows == 0)
-      encode_nibbles_avx512(plan.nibble_base, rows, w, plane, nibbles, outside);
+      encode_nibbles_avx512(plan.packing.nibble_base, rows, w, plane, nibbles, outside);
     else
-      encode_planes(plan.nibble_base, rows, place, plane, nibbles, outside);
-    if (!add_patches(plan.nibble_base, rows, place, outside, warp)) return false;
+      encode_planes(plan.packing.nibble_base, rows, place, plane, nibbles, outside);
+    if (!add_patches(plan.packing.nibble_base, rows, place, outside, warp)) return false;
 
     const uint32_t header = make_warp_header(at, place.zero_rows != 0, warp.ksteps, warp.patches);
     std::memcpy(begin + 4 * w, &header, 4);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "../format/error.h"
+#include "../format/packing.h"
 #include "arena.h"
 #include "capability.h"
 #include "codec.h"
@@ -68,7 +68,8 @@ struct Packer::State {
   const RowSource& source;
   EncodePlan plan;
   std::unique_ptr<Arena> arena;
-  std::vector<Block> blocks;  // matrix by matrix
+  std::vector<Block> blocks;       // matrix by matrix
+  std::vector<PackedParts> parts;  // of each matrix
   std::vector<Header> headers;
   int64_t row_bytes = 0;
 
@@ -81,8 +82,9 @@ struct Packer::State {
   PairCounts count(Layout layout, const Parallel& parallel) const;
   int64_t archive_rows() const;
   bool encode(Layout layout, const Parallel& parallel);
-  void make_headers(Layout layout, const std::vector<int64_t>& shape);
-  uint64_t largest() const;
+  size_t blocks_per_matrix() const { return blocks.size() / source.matrices; }
+  void join_blocks();
+  void make_headers(const std::vector<int64_t>& shape);
 };
 
 int64_t Packer::State::archive_rows() const {
@@ -109,27 +111,6 @@ PairCounts Packer::State::count(Layout layout, const Parallel& parallel) const {
 
 namespace {
 
-int best_nibble_base(const PairCounts& pairs) {
-  uint64_t exponents[256] = {0};
-  for (int second = 0; second < 256; second++)
-    for (size_t first = 0; first < pairs.row[second].size(); first++) {
-      exponents[first] += pairs.row[second][first];
-      exponents[second] += pairs.row[second][first];
-    }
-  uint64_t window = 0, best = 0;
-  for (int e = 1; e <= 16; e++) window += exponents[e];
-  int base = 1;
-  best = window;
-  for (int b = 2; b <= 239; b++) {
-    window += exponents[b + 15] - exponents[b - 1];
-    if (window > best) {
-      best = window;
-      base = b;
-    }
-  }
-  return base;
-}
-
 // False if the weights can't have the layout.
 bool encode_block(const EncodePlan& plan, Layout layout, const uint16_t* rows, int64_t row_count, EncodedBlock& block) {
   switch (layout) {
@@ -141,22 +122,20 @@ bool encode_block(const EncodePlan& plan, Layout layout, const uint16_t* rows, i
   return false;
 }
 
-uint16_t finite_pair(uint16_t pair) { return (pair & 255) == 255 || pair >> 8 == 255 ? 0 : pair; }
-
 }  // namespace
 
 // False if the weights don't fit the layout.
 bool Packer::State::encode(Layout layout, const Parallel& parallel) {
-  plan.code = Code{};
+  plan.packing = Packing{layout, 0, {}};
   if (layout != Layout::kRaw) {
     const auto counts = count(layout, parallel);
     if (layout == Layout::kNibble) {
-      plan.nibble_base = best_nibble_base(counts);
+      plan.packing.nibble_base = best_nibble_base(counts);
     } else {
-      plan.code = build_code(counts, layout == Layout::kHuffman ? 8 : kMaxCodeBits);
-      plan.encode_table = plan.code.encode_table();
-      plan.window = make_pair_window(plan.code, plan.encode_table);
-      plan.padding_pair = finite_pair(plan.code.pairs[0]);
+      const Code& code = plan.packing.code = build_code(counts, layout == Layout::kHuffman ? 8 : kMaxCodeBits);
+      plan.encode_table = code.encode_table();
+      plan.window = make_pair_window(code, plan.encode_table);
+      plan.padding_pair = padding_pair(code);
     }
   }
 
@@ -187,72 +166,40 @@ bool Packer::State::encode(Layout layout, const Parallel& parallel) {
     }
   });
   if (!fits) return false;
+  join_blocks();
   if (layout != Layout::kNibble) return true;
-  const size_t per_matrix = blocks.size() / source.matrices;
-  for (size_t first = 0; first < blocks.size(); first += per_matrix) {
-    uint64_t patches = 0;
-    for (size_t b = first; b < first + per_matrix; b++) patches += blocks[b].patches;
-    if (patches * 128 > static_cast<uint64_t>(source.out_features * source.in_features)) return false;
-  }
-  return true;
+  return std::all_of(parts.begin(), parts.end(), [&](const PackedParts& p) {
+    return few_enough_patches(p.patches, source.out_features, source.in_features);
+  });
 }
 
-void Packer::State::make_headers(Layout layout, const std::vector<int64_t>& shape) {
+void Packer::State::join_blocks() {
+  parts.assign(source.matrices, {});
+  for (size_t b = 0; b < blocks.size(); b++) {
+    PackedParts& p = parts[b / blocks_per_matrix()];
+    p.unit_steps.insert(p.unit_steps.end(), blocks[b].unit_steps.begin(), blocks[b].unit_steps.end());
+    p.patches += blocks[b].patches;
+  }
+}
+
+void Packer::State::make_headers(const std::vector<int64_t>& shape) {
   headers.clear();
-  const size_t per_matrix = blocks.size() / source.matrices;
-  for (int64_t m = 0; m < source.matrices; m++) {
-    Header h{};
-    h.layout = layout;
-    h.out_features = source.out_features;
-    h.in_features = source.in_features;
-    h.longest_code = static_cast<uint8_t>(plan.code.longest);
-    h.nibble_base = layout == Layout::kNibble ? static_cast<uint8_t>(plan.nibble_base) : 0;
-    h.rank = static_cast<uint8_t>(shape.size());
-    std::copy(shape.begin(), shape.end(), h.shape);
-    h.code_id = plan.code.longest ? plan.code.id() : 0;
-    place_sections(h, plan.code.longest ? plan.code.bytes() : 0);
-    h.used_bytes = h.data_offset;
-    for (size_t b = 0; b < per_matrix; b++) {
-      h.used_bytes += blocks[m * per_matrix + b].size;
-      h.patches += blocks[m * per_matrix + b].patches;
-    }
-    headers.push_back(h);
-  }
-}
-
-uint64_t Packer::State::largest() const {
-  uint64_t most = 0;
-  for (const Header& h : headers) most = std::max(most, h.used_bytes);
-  return most;
+  for (const PackedParts& p : parts)
+    headers.push_back(make_header(plan.packing, source.out_features, source.in_features, shape, p));
 }
 
 Packer::Packer(const RowSource& source, Layout wanted, const std::vector<int64_t>& shape, bool stacked,
                const Parallel& parallel)
     : state_(new State(source)) {
   State& s = *state_;
-  if (source.matrices < 1 || source.out_features < 1 || source.in_features < 1)
-    fail("weight: ", source.matrices, " x ", source.out_features, " x ", source.in_features, " is empty");
-  // Raw has stages, and is what everything may fall back to.
-  Header largest{};
-  largest.layout = Layout::kRaw;
-  largest.out_features = source.out_features;
-  largest.in_features = source.in_features;
-  if (const char* reason = too_large(largest))
-    fail("weight: ", source.out_features, " x ", source.in_features, " weights; ", reason);
-  Layout layout = wanted;
-  if (!s.encode(layout, parallel)) {
-    layout = Layout::kHuffman;
-    s.encode(layout, parallel);
+  check_packable(source.matrices, source.out_features, source.in_features);
+  if (!s.encode(wanted, parallel)) s.encode(Layout::kHuffman, parallel);
+  s.make_headers(shape);
+  if (s.plan.packing.layout != Layout::kRaw && raw_is_no_larger(s.headers)) {
+    s.encode(Layout::kRaw, parallel);
+    s.make_headers(shape);
   }
-  s.make_headers(layout, shape);
-  if (layout != Layout::kRaw && s.largest() >= least_bytes(Layout::kRaw, source.out_features, source.in_features)) {
-    layout = Layout::kRaw;
-    s.encode(layout, parallel);
-    s.make_headers(layout, shape);
-  }
-  s.row_bytes = ceil_div(s.largest(), source.out_features);
-  if (stacked)
-    while (s.row_bytes * source.out_features % 128) s.row_bytes++;
+  s.row_bytes = common_row_bytes(s.headers, stacked);
 }
 
 Packer::~Packer() = default;
@@ -260,7 +207,7 @@ int64_t Packer::row_bytes() const { return state_->row_bytes; }
 
 void Packer::write(uint8_t* out, const Parallel& parallel) const {
   const State& s = *state_;
-  const size_t per_matrix = s.blocks.size() / s.headers.size();
+  const size_t per_matrix = s.blocks_per_matrix();
   const size_t stride = static_cast<size_t>(s.row_bytes * s.source.out_features);
   advise_huge_pages(out, stride * s.headers.size());
   const bool fresh = untouched(out, stride * s.headers.size());
@@ -268,26 +215,15 @@ void Packer::write(uint8_t* out, const Parallel& parallel) const {
   for (size_t m = 0; m < s.headers.size(); m++) {
     const Header& h = s.headers[m];
     uint8_t* const matrix = out + m * stride;
-    std::memset(matrix, 0, h.data_offset);
     std::memset(matrix + h.used_bytes, 0, stride - h.used_bytes);
-    std::memcpy(matrix, &h, sizeof h);
-    if (h.longest_code) s.plan.code.write(matrix + kHeaderBytes);
-    uint8_t* index = matrix + h.index_offset + 4;
-    uint32_t steps = 0;
+    std::vector<uint64_t> checksums;
     uint64_t at = h.data_offset;
-    for (size_t b = 0; b < per_matrix; b++) {
-      const Block& block = s.blocks[m * per_matrix + b];
-      for (uint32_t unit : block.unit_steps) {
-        steps += unit;
-        std::memcpy(index, &steps, 4);
-        index += 4;
-      }
-      std::memcpy(matrix + h.checksums_offset + 8 * b, &block.checksum, 8);
-      to[m * per_matrix + b] = matrix + at;
-      at += block.size;
+    for (size_t b = m * per_matrix; b < (m + 1) * per_matrix; b++) {
+      checksums.push_back(s.blocks[b].checksum);
+      to[b] = matrix + at;
+      at += s.blocks[b].size;
     }
-    const uint64_t sum = fast_checksum(matrix, h.data_offset);
-    std::memcpy(matrix + offsetof(Header, header_checksum), &sum, 8);
+    write_head(h, s.plan.packing, s.parts[m], checksums, matrix);
   }
   parallel(s.blocks.size(), [&](int64_t b) {
     const Block& block = s.blocks[b];
