@@ -7,10 +7,9 @@
 #include <type_traits>
 #include <vector>
 
-namespace unweight {
+#include "arguments.h"
 
-// A pointer of the device, as a number: the host never follows it.
-using DeviceAddress = uint64_t;
+namespace unweight {
 
 // One launch. Kernels are extern "C" and take exactly one struct by value (__grid_constant__).
 struct LaunchPlan {

@@ -164,7 +164,7 @@ Range unit_range(const Packed& p, uint64_t unit) {
   return r;
 }
 
-void check_header(const Packed& p, size_t size) {
+void check_sections(const Packed& p) {
   const Header& h = p.header;
   // The stored checksum sits in words 4 and 5 and was summed as zero.
   const uint64_t stored = h.header_checksum;
@@ -185,7 +185,11 @@ void check_header(const Packed& p, size_t size) {
   check_zero(p.bytes, code_end, h.index_offset, "padding after the code table");
   check_zero(p.bytes, h.index_offset + 4 * (h.units() + 1), h.checksums_offset, "padding after the index");
   check_zero(p.bytes, h.checksums_offset + 8 * h.blocks(), h.data_offset, "padding before the data");
-  check_zero(p.bytes, h.used_bytes, size, "padding after the data");
+}
+
+void check_header(const Packed& p, size_t size) {
+  check_sections(p);
+  check_zero(p.bytes, p.header.used_bytes, size, "padding after the data");
 }
 
 void check_block(const Packed& p, uint64_t block, Checksum checksum_of) {

@@ -80,7 +80,9 @@ struct Range {
 };
 Range unit_range(const Packed& packed, uint64_t unit);
 
-// Everything that costs a pass over the header: its checksum, the whole index, the gaps, the end padding.
+// Everything that costs a pass over what lies before the data: its checksum, the whole index, the gaps.
+void check_sections(const Packed& packed);
+// The same, and the padding after the data.
 void check_header(const Packed& packed, size_t size);
 
 // Compares the checksum of one block's bytes, computed by `sum` (checksum.h, or a faster one). Throws Error.
