@@ -59,7 +59,7 @@ def test_worked_examples(name):
     check_layout(*WORKED_EXAMPLES[name])
 
 
-# The table of canonical layouts: swizzle bits and mode → (mn, k) shapes and strides in elements. T elements are 16 bytes,
+# The table of canonical layouts: swizzle bits and mode → (mn, k) shapes and strides in elements. T elements: 16 bytes,
 # S and L the stride and leading offsets; m = k = 2 repeats.
 T, S, L = 8, 4096, 16384
 CANONICAL = [

@@ -66,7 +66,7 @@ def _exponents(values: np.ndarray, lowest: int) -> np.ndarray:
 def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray, lowest_exponent: int = -126) -> np.ndarray:
     """float64 a[M, K] · b[N, K]ᵀ + c[M, N] as Hopper's tensor cores do it → float32[M, N].
 
-    All K products and c are added at once: each is cut to 25 bits after the point of the largest exponent (of a product:
+    All K products and c are added at once: each is cut to 25 bits after the point of the largest exponent (a product:
     the sum of its factors'), and the sum is rounded toward zero to FP32. lowest_exponent is that of the elements'
     subnormals. The model is MMA-Sim's; nothing here has compared it with a GPU.
     """
