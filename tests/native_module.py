@@ -33,7 +33,11 @@ def build() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         graph = native_build.Graph(directory, native_build.find_cxx(), FLAGS)
         include = ["-isystem", pybind11.get_include(), "-isystem", sysconfig.get_path("include")]
-        sources = [*ROOT.glob("csrc/format/*.cpp"), *ROOT.glob("csrc/cuda/*.cpp"), *ROOT.glob("tests/_native/*.cpp")]
+        sources = [
+            *ROOT.glob("csrc/format/*.cpp"),
+            *native_build.cuda_host_sources(),
+            *ROOT.glob("tests/_native/*.cpp"),
+        ]
         objects = graph.compile(sources, {ROOT / "tests" / "_native": include})
         name = f"_native{suffix}"
         graph.link(name, objects, ["-shared", *FLAGS])

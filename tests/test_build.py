@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -15,20 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+import check_cubin
+import native_build
+
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "tools"
-
-
-def load_tool(name: str):
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-native_build = load_tool("native_build")
-check_cubin = load_tool("check_cubin")
 
 
 @pytest.fixture(scope="module")

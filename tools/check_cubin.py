@@ -7,9 +7,9 @@ import re
 import subprocess
 import sys
 
-# No GPU and no arch detection needed.
-NVCC_FLAGS = ["-cubin", "-O3", "-std=c++17", "-lineinfo", "-gencode=arch=compute_90a,code=sm_90a"]
-NVCC_FLAGS += ["-Xptxas", "-v,-warn-spills"]
+from cuda_toolkit import COMPILE_FLAGS, CUBIN_FLAGS
+
+NVCC_FLAGS = ["-cubin", *COMPILE_FLAGS, *CUBIN_FLAGS, "-Xptxas", "-v,-warn-spills"]
 
 
 def problems(ptxas: str) -> list[str]:
@@ -29,10 +29,9 @@ def problems(ptxas: str) -> list[str]:
     return found
 
 
-def compile_checked(nvcc: str, source: str, output: str, depfile: str | None = None) -> tuple[str, list[str]]:
+def compile_checked(nvcc: str, source: str, output: str) -> tuple[str, list[str]]:
     """Returns nvcc's messages and the problems in them. Raises CalledProcessError when the file doesn't compile."""
-    dependencies = ["-MD", "-MF", depfile] if depfile else []
-    command = [nvcc, *NVCC_FLAGS, *dependencies, source, "-o", output]
+    command = [nvcc, *NVCC_FLAGS, source, "-o", output]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout)
@@ -42,12 +41,11 @@ def compile_checked(nvcc: str, source: str, output: str, depfile: str | None = N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nvcc", required=True)
-    parser.add_argument("--depfile")
     parser.add_argument("source")
     parser.add_argument("output")
     arguments = parser.parse_args()
     try:
-        _, found = compile_checked(arguments.nvcc, arguments.source, arguments.output, arguments.depfile)
+        _, found = compile_checked(arguments.nvcc, arguments.source, arguments.output)
     except subprocess.CalledProcessError as error:
         sys.exit(error.output)
     if found:

@@ -14,16 +14,25 @@ import platform
 import re
 import shlex
 import shutil
-import site
 import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_toolkit import (
+    COMPILE_FLAGS,
+    CUBIN_FLAGS,
+    INSTALL_HINT,
+    NVCC_NOT_FOUND,
+    Nvcc,
+    ToolkitError,
+    find_nvcc,
+    site_directories,
+)
+
 ROOT = Path(__file__).resolve().parent.parent
 MINIMUM_TORCH = (2, 10)
-MINIMUM_NVCC = (12, 4)
 
 # -ffp-contract=off: a product and a sum are fused only where the source says so, so the result of a row can't depend
 # on what the compiler inlined where.
@@ -61,19 +70,6 @@ class BuildError(Exception):
 class Torch:
     root: Path
     version: str
-
-
-@dataclass(frozen=True)
-class Nvcc:
-    path: Path
-    version: tuple[int, int]
-
-
-def site_directories() -> list[Path]:
-    """Where packages of this interpreter live, also those that pip's build isolation hides from `import`."""
-    names = [*sys.path, sysconfig.get_path("platlib"), sysconfig.get_path("purelib")]
-    names += [*site.getsitepackages(), site.getusersitepackages()]
-    return [Path(name) for name in dict.fromkeys(names) if name and Path(name).is_dir()]
 
 
 def find_torch() -> Torch | None:
@@ -128,24 +124,13 @@ def isa_flags(cxx: list[str]) -> dict[str, list[str]]:
     return {}
 
 
-def find_nvcc() -> Nvcc | None:
-    """nvcc from the path, CUDA_HOME or a pip-installed toolkit: the first one that is new enough."""
-    places = [shutil.which("nvcc")]
-    if "CUDA_HOME" in os.environ:
-        places.append(os.path.join(os.environ["CUDA_HOME"], "bin", "nvcc"))
-    for directory in site_directories():
-        places += sorted(directory.glob("nvidia/cu*/bin/nvcc"), reverse=True)
-    for place in places:
-        if place and Path(place).is_file():
-            text = subprocess.run([place, "--version"], capture_output=True, text=True).stdout
-            found = re.search(r"release (\d+)\.(\d+)", text)
-            if found and (version := (int(found[1]), int(found[2]))) >= MINIMUM_NVCC:
-                return Nvcc(Path(place), version)
-    return None
-
-
 def torch_free_sources() -> list[Path]:
     return sorted([*ROOT.glob("csrc/format/*.cpp"), *ROOT.glob("csrc/cpu/*.cpp")])
+
+
+def cuda_host_sources() -> list[Path]:
+    """What plans and drives the kernels: free of torch and of CUDA."""
+    return sorted(ROOT.glob("csrc/cuda/*.cpp"))
 
 
 def isa_of(source: Path) -> str:
@@ -178,7 +163,7 @@ class Graph:
         """
         order = ["", *ISA_FLAGS]
         objects = []
-        for source in sorted(sources, key=lambda s: order.index(isa_of(s))):
+        for source in sorted(sources, key=lambda s: (order.index(isa_of(s)), s)):
             isa = isa_of(source)
             if isa and not self.isa:
                 continue
@@ -192,14 +177,15 @@ class Graph:
         self.ninja.build(name, "link", objects, variables={"flags": shlex.join(flags)})
         self.targets.append(name)
 
-    def check_cubin(self, nvcc: Nvcc, source: Path) -> None:
-        """Compiles `source` for sm_90a and fails on spills and on wgmma repairs (tools/check_cubin.py)."""
-        script = ROOT / "tools" / "check_cubin.py"
-        command = shlex.join([sys.executable, str(script), "--nvcc", str(nvcc.path)])
-        self.ninja.rule("cubin", f"{command} --depfile $out.d $in $out", "$out", "$out.d", deps="gcc")
-        target = str(source.relative_to(ROOT).with_suffix(".cubin"))
-        self.ninja.build(target, "cubin", str(source), implicit=str(script))
-        self.targets.append(target)
+    def compile_cuda(self, nvcc: Nvcc, cxx: list[str], sources: list[Path]) -> list[str]:
+        """Objects with Hopper code, and host code that hides its symbols as the C++ objects do."""
+        host = ["-Xcompiler=-fPIC,-fvisibility=hidden", *(["-ccbin", cxx[0]] if len(cxx) == 1 else [])]
+        command = shlex.join([str(nvcc.path), *COMPILE_FLAGS, *CUBIN_FLAGS, *host])
+        self.ninja.rule("nvcc", f"{command} -MD -MF $out.d -c $in -o $out", "NVCC $out", "$out.d", deps="gcc")
+        objects = [str(source.relative_to(ROOT).with_suffix(".cu.o")) for source in sources]
+        for source, target in zip(sources, objects, strict=True):
+            self.ninja.build(target, "nvcc", str(source))
+        return objects
 
     def run(self, quiet: bool = False) -> None:
         """`quiet`: says nothing unless something fails."""
@@ -219,8 +205,29 @@ class Graph:
             raise BuildError("the C++ build failed; the compiler's own messages are above")
 
 
+def usable_nvcc() -> Nvcc | None:
+    """nvcc, as far as UNWEIGHT_CUDA wants it: 0 builds without CUDA, 1 not without, else where there is an nvcc."""
+    wanted = os.environ.get("UNWEIGHT_CUDA", "")
+    if wanted not in ("", "0", "1"):
+        raise BuildError(f"UNWEIGHT_CUDA={wanted!r}: expected 0 (build without CUDA), 1 (fail without it) or nothing")
+    if wanted == "0":
+        print("UNWEIGHT_CUDA=0: building without CUDA kernels")
+        return None
+    nvcc = find_nvcc()
+    if nvcc is None and wanted == "1":
+        raise BuildError(f"UNWEIGHT_CUDA=1, but there is {NVCC_NOT_FOUND}: {INSTALL_HINT}")
+    if nvcc is None:
+        print(f"{NVCC_NOT_FOUND}: building without CUDA kernels")
+    return nvcc
+
+
+def cuda_sources() -> list[Path]:
+    # decode_check.cu holds no kernel that is ever launched.
+    return sorted(source for source in ROOT.glob("csrc/cuda/*.cu") if source.stem != "decode_check")
+
+
 def build_extension(output: Path) -> None:
-    """Compiles everything into `output` (…/_C.abi3.so), and as a check, where there is nvcc, decode_check.cu."""
+    """Compiles everything into `output` (…/_C.abi3.so); the CUDA kernels where there is nvcc (see `usable_nvcc`)."""
     if sys.platform != "linux":
         raise BuildError(f"unweight-ext builds on Linux; this is {sys.platform}")
     python_include = Path(sysconfig.get_path("include"))
@@ -228,20 +235,25 @@ def build_extension(output: Path) -> None:
         raise BuildError(
             f"Python.h isn't in {python_include}: install python3-dev (Debian, Ubuntu) or python3-devel (Fedora)"
         )
-    torch, cxx = require_torch(), find_cxx()
+    torch, cxx, nvcc = require_torch(), find_cxx(), usable_nvcc()
     graph = Graph(ROOT / "build" / f"native-{platform.machine()}", cxx, OPTIMISED)
-    includes = ["-isystem", str(torch.root / "include"), "-isystem", str(python_include)]
-    sources = [*torch_free_sources(), ROOT / "csrc" / "registration.cpp", *ROOT.glob("csrc/torch/*.cpp")]
-    torch_flags = [*TORCH_FLAGS, *includes]
-    objects = graph.compile(sources, {ROOT / "csrc": torch_flags, ROOT / "csrc" / "torch": torch_flags})
+    headers = [torch.root / "include", python_include]
     libraries = ["-Wl,--as-needed", f"-L{torch.root / 'lib'}", "-ltorch_cpu"]
-    graph.link(output.name, objects, ["-shared", "-Wl,-O1", *libraries])
-    if os.environ.get("UNWEIGHT_CUDA") == "0":
-        print("UNWEIGHT_CUDA=0: the CUDA decode headers are not compiled")
-    elif nvcc := find_nvcc():
-        graph.check_cubin(nvcc, ROOT / "csrc" / "cuda" / "decode_check.cu")
-    else:
-        print("no nvcc 12.4 or newer on the path, in CUDA_HOME or in site-packages: CUDA decode headers not compiled")
+    sources = {*torch_free_sources(), *ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/torch/*.cpp"), *cuda_host_sources()}
+    cuda_objects = []
+    if nvcc:
+        try:
+            cuda_headers, cudart = nvcc.host_files()
+        except ToolkitError as error:
+            raise BuildError(f"{error}; UNWEIGHT_CUDA=0 builds without CUDA") from None
+        headers += cuda_headers
+        # Linked in, so that the library loads where there is no CUDA, and under a torch of another CUDA.
+        libraries += [str(cudart), "-Wl,--exclude-libs,ALL", "-lpthread", "-ldl", "-lrt"]
+        cuda_objects = graph.compile_cuda(nvcc, cxx, cuda_sources())
+    sources.remove(ROOT / "csrc" / "torch" / ("cuda_absent.cpp" if nvcc else "cuda_device.cpp"))
+    torch_flags = [*TORCH_FLAGS, *(word for header in headers for word in ("-isystem", str(header)))]
+    objects = graph.compile(list(sources), {ROOT / "csrc": torch_flags, ROOT / "csrc" / "torch": torch_flags})
+    graph.link(output.name, [*objects, *cuda_objects], ["-shared", "-Wl,-O1", *libraries])
     graph.run()
     output.parent.mkdir(parents=True, exist_ok=True)
     # A new file under the name, never the old one's bytes: another process may have it mapped.

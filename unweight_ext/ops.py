@@ -101,7 +101,7 @@ def _verify_fake(packed_w: Tensor) -> None:
 
 @register_fake("unweight::_describe")
 def _describe_fake(packed_w: Tensor) -> Tensor:
-    return packed_w.new_empty((_DESCRIBED,), dtype=torch.int64)
+    return torch.empty((_DESCRIBED,), dtype=torch.int64, device="cpu")
 
 
 def _linear_setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:

@@ -40,7 +40,18 @@ std::vector<int64_t> shape_of(const Tensor& tensor) {
 }
 
 void check_cpu(const char* name, const Tensor& tensor) {
-  if (!tensor.is_cpu()) fail(name, ": is not on the CPU; this version's kernels run there: move the arguments to it");
+  if (!tensor.is_cpu()) fail(name, ": is not on the CPU, expected it there as the other arguments are");
+}
+
+void check_cuda(const char* name, const Tensor& tensor) {
+  if (!tensor.is_cuda()) fail(name, ": is not on a CUDA device, expected it there as the other arguments are");
+}
+
+void check_same_device(const char* name, const Tensor& tensor, const Tensor& packed_w) {
+  check_cuda(name, tensor);
+  if (tensor.get_device_index() != packed_w.get_device_index())
+    fail(name, ": on cuda:", tensor.get_device_index(), ", expected cuda:", packed_w.get_device_index(),
+         ", the device of packed_w");
 }
 
 void check_dtype(const char* name, const Tensor& tensor, ScalarType expected) {
@@ -64,8 +75,9 @@ Packed PackedArgument::open(int64_t m, const char* in_features_name, int64_t in_
   return packed;
 }
 
-PackedArgument check_packed(const Tensor& packed_w, bool stacked_allowed) {
-  check_cpu("packed_w", packed_w);
+namespace {
+
+PackedArgument packed_argument(const Tensor& packed_w, bool stacked_allowed) {
   check_dtype("packed_w", packed_w, ScalarType::Byte);
   const std::vector<int64_t> shape = shape_of(packed_w);
   if (shape.size() != 2 && !(stacked_allowed && shape.size() == 3))
@@ -77,6 +89,25 @@ PackedArgument check_packed(const Tensor& packed_w, bool stacked_allowed) {
   if (packed.stacked) packed.matrices = shape[0];
   if (packed.out_features == 0 || packed.row_bytes == 0) fail("packed_w: shape ", text_of(shape), " holds no matrix");
   return packed;
+}
+
+}  // namespace
+
+PackedArgument check_packed(const Tensor& packed_w, bool stacked_allowed) {
+  check_cpu("packed_w", packed_w);
+  return packed_argument(packed_w, stacked_allowed);
+}
+
+PackedArgument check_packed_cuda(const Tensor& packed_w, bool stacked_allowed) {
+  check_cuda("packed_w", packed_w);
+  return packed_argument(packed_w, stacked_allowed);
+}
+
+void check_lookup(const Tensor& ids, int64_t embedding_dim) {
+  const ScalarType dtype = ids.scalar_type();
+  if (dtype != ScalarType::Long && dtype != ScalarType::Int)
+    fail("ids: dtype ", dtype_name(dtype), ", expected torch.int64 or torch.int32");
+  if (embedding_dim < 1) fail("embedding_dim: ", embedding_dim, ", expected at least 1");
 }
 
 Layout check_layout(int64_t layout) {

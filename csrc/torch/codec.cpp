@@ -9,8 +9,8 @@
 #include "../format/code.h"
 #include "../format/error.h"
 #include "arguments.h"
+#include "codec.h"
 #include "parallel.h"
-#include "unpack.h"
 
 namespace unweight {
 namespace {
@@ -41,6 +41,8 @@ Tensor pack_rows(const RowSource& source, int64_t layout, const std::vector<int6
   packer.write(static_cast<uint8_t*>(packed.mutable_data_ptr()), parallel);
   return packed;
 }
+
+}  // namespace
 
 Tensor pack_cpu(const Tensor& weight, int64_t layout, const std::vector<int64_t>& shape, int64_t threads) {
   check_cpu("weight", weight);
@@ -73,19 +75,63 @@ Tensor transcode_cpu(const Tensor& packed_w, int64_t layout, int64_t threads) {
   return pack_rows(*source, layout, shape, packed.stacked, threads, packed_w);
 }
 
-Tensor resize_cpu(const Tensor& packed_w, int64_t row_bytes) {
-  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
+std::vector<int64_t> resized_shape(const Tensor& packed_w, const PackedArgument& packed, int64_t row_bytes,
+                                   const std::function<Header(int64_t)>& header) {
   const int64_t rows = packed.out_features, most = INT64_MAX / std::max<int64_t>(1, rows * packed.matrices);
   if (row_bytes < 1 || row_bytes > most) fail("row_bytes: ", row_bytes, ", expected 1 to ", most);
   const uint64_t bytes = static_cast<uint64_t>(rows * row_bytes);
   for (int64_t m = 0; m < packed.matrices; m++) {
-    const uint64_t used = packed.open(m, "in_features", -1).header.used_bytes;
+    const uint64_t used = header(m).used_bytes;
     if (bytes < used) fail("row_bytes: ", row_bytes, ", expected at least ", (used + rows - 1) / rows);
   }
   if (packed.stacked && bytes % 128)
     fail("row_bytes: ", row_bytes, ", expected ", rows, " rows of it to be a multiple of 128 bytes");
   std::vector<int64_t> sizes = shape_of(packed_w);
   sizes.back() = row_bytes;
+  return sizes;
+}
+
+// What unweight_ext/packed.py names, in its order.
+Tensor description_of(const Packed& packed, int64_t row_bytes) {
+  const Header& h = packed.header;
+  int64_t symbols = 0;
+  if (h.longest_code > 0) {
+    const size_t available = static_cast<size_t>(h.index_offset) - kHeaderBytes;
+    symbols = static_cast<int64_t>(read_code(packed.bytes + kHeaderBytes, available, h.longest_code).pairs.size());
+  }
+  std::vector<int64_t> numbers{static_cast<int64_t>(h.layout),
+                               static_cast<int64_t>(h.out_features),
+                               static_cast<int64_t>(h.in_features),
+                               static_cast<int64_t>(h.used_bytes),
+                               row_bytes,
+                               static_cast<int64_t>(h.patches),
+                               symbols,
+                               h.nibble_base,
+                               h.segment_stages,
+                               static_cast<int64_t>(h.data_offset),
+                               h.rank};
+  numbers.insert(numbers.end(), h.shape, h.shape + kMaxRank);
+  const std::vector<int64_t> sizes{static_cast<int64_t>(numbers.size())};
+  Tensor description = torch::stable::empty(sizes, ScalarType::Long);
+  std::copy(numbers.begin(), numbers.end(), static_cast<int64_t*>(description.mutable_data_ptr()));
+  return description;
+}
+
+void check_in_features(int64_t in_features) {
+  if (in_features < 1) fail("in_features: ", in_features, ", expected at least 1");
+}
+
+void check_unpacked_dtype(ScalarType dtype) {
+  if (dtype != ScalarType::BFloat16) fail("dtype: ", dtype_name(dtype), ", expected torch.bfloat16");
+}
+
+namespace {
+
+Tensor resize_cpu(const Tensor& packed_w, int64_t row_bytes) {
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
+  const std::vector<int64_t> sizes = resized_shape(
+      packed_w, packed, row_bytes, [&packed](int64_t m) { return packed.open(m, "in_features", -1).header; });
+  const uint64_t bytes = static_cast<uint64_t>(packed.out_features * row_bytes);
   Tensor resized = torch::stable::new_empty(packed_w, sizes, ScalarType::Byte);
   auto* out = static_cast<uint8_t*>(resized.mutable_data_ptr());
   const Parallel parallel = torch_threads();
@@ -103,33 +149,11 @@ void verify_cpu(const Tensor& packed_w) {
   }
 }
 
-// What unweight_ext/packed.py names, in its order; of the first matrix if there are several.
+// Of the first matrix if there are several.
 Tensor describe_cpu(const Tensor& packed_w) {
-  const PackedArgument argument = check_packed(packed_w, /*stacked_allowed=*/true);
-  if (argument.matrices == 0) fail("packed_w: no matrices, expected at least one");
-  const Packed packed = argument.open(0, "in_features", -1);
-  const Header& h = packed.header;
-  int64_t symbols = 0;
-  if (h.longest_code > 0) {
-    const size_t available = static_cast<size_t>(h.index_offset) - kHeaderBytes;
-    symbols = static_cast<int64_t>(read_code(packed.bytes + kHeaderBytes, available, h.longest_code).pairs.size());
-  }
-  std::vector<int64_t> numbers{static_cast<int64_t>(h.layout),
-                               static_cast<int64_t>(h.out_features),
-                               static_cast<int64_t>(h.in_features),
-                               static_cast<int64_t>(h.used_bytes),
-                               argument.row_bytes,
-                               static_cast<int64_t>(h.patches),
-                               symbols,
-                               h.nibble_base,
-                               h.segment_stages,
-                               static_cast<int64_t>(h.data_offset),
-                               h.rank};
-  numbers.insert(numbers.end(), h.shape, h.shape + kMaxRank);
-  const std::vector<int64_t> sizes{static_cast<int64_t>(numbers.size())};
-  Tensor description = torch::stable::new_empty(packed_w, sizes, ScalarType::Long);
-  std::copy(numbers.begin(), numbers.end(), static_cast<int64_t*>(description.mutable_data_ptr()));
-  return description;
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
+  if (packed.matrices == 0) fail("packed_w: no matrices, expected at least one");
+  return description_of(packed.open(0, "in_features", -1), packed.row_bytes);
 }
 
 int64_t least_bytes_of(int64_t layout, int64_t out_features, int64_t in_features) {
@@ -147,7 +171,7 @@ int64_t cpu_capability(int64_t level) {
 }
 
 Tensor unpack_with(const Tensor& packed_w, int64_t in_features, int64_t threads) {
-  if (in_features < 1) fail("in_features: ", in_features, ", expected at least 1");
+  check_in_features(in_features);
   const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
   // Before anything of their size is allocated.
   for (int64_t m = 0; m < packed.matrices; m++) packed.open(m, "in_features", in_features);
@@ -165,21 +189,19 @@ Tensor unpack_with(const Tensor& packed_w, int64_t in_features, int64_t threads)
 }  // namespace
 
 Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype) {
-  if (dtype != ScalarType::BFloat16) fail("dtype: ", dtype_name(dtype), ", expected torch.bfloat16");
+  check_unpacked_dtype(dtype);
   return unpack_with(packed_w, in_features, 0);
 }
 
-// For CUDA tensors too, until there are kernels for them: these functions say what is wrong better than the dispatcher.
-#define UNWEIGHT_CODEC(m)                          \
-  m.impl("_pack", TORCH_BOX(&pack_cpu));           \
-  m.impl("_transcode", TORCH_BOX(&transcode_cpu)); \
-  m.impl("unpack", TORCH_BOX(&unpack_cpu));        \
-  m.impl("_unpack", TORCH_BOX(&unpack_with));      \
-  m.impl("_resize", TORCH_BOX(&resize_cpu));       \
-  m.impl("_verify", TORCH_BOX(&verify_cpu));       \
+STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) {
+  m.impl("_pack", TORCH_BOX(&pack_cpu));
+  m.impl("_transcode", TORCH_BOX(&transcode_cpu));
+  m.impl("unpack", TORCH_BOX(&unpack_cpu));
+  m.impl("_unpack", TORCH_BOX(&unpack_with));
+  m.impl("_resize", TORCH_BOX(&resize_cpu));
+  m.impl("_verify", TORCH_BOX(&verify_cpu));
   m.impl("_describe", TORCH_BOX(&describe_cpu));
-STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m){UNWEIGHT_CODEC(m)} STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA,
-                                                                                         m){UNWEIGHT_CODEC(m)}
+}
 
 // They have no tensor to dispatch on.
 STABLE_TORCH_LIBRARY_IMPL(unweight, CompositeExplicitAutograd, m) {

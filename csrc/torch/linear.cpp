@@ -8,8 +8,8 @@
 
 #include "../format/error.h"
 #include "arguments.h"
+#include "codec.h"
 #include "parallel.h"
-#include "unpack.h"
 
 namespace unweight {
 namespace {
@@ -34,31 +34,51 @@ Rows rows_of(const Tensor& x, int64_t in_features) {
   return {dense(x), count, in_features};
 }
 
-Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const std::optional<Tensor>& bias, int64_t layout,
-                  bool exact) {
-  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/false);
-  check_cpu("x", x);
+// Dtypes and shapes, which are the same on every device.
+void check_product(const Tensor& x, const std::optional<Tensor>& bias, int64_t out_features) {
   const ScalarType dtype = x.scalar_type();
   if (dtype != ScalarType::BFloat16 && dtype != ScalarType::Float)
     fail("x: dtype ", dtype_name(dtype), ", expected torch.bfloat16 or torch.float32");
   if (x.dim() < 1) fail("x: 0 dimensions, expected at least 1");
+  if (!bias) return;
+  check_dtype("bias", *bias, dtype);
+  if (bias->dim() != 1 || bias->size(0) != out_features)
+    fail("bias: ", bias->dim(), " dimensions, ", bias->numel(), " elements, expected [", out_features, "]");
+}
+
+Tensor multiply_exactly(const Tensor& x, Tensor weight, const std::optional<Tensor>& bias) {
+  if (x.scalar_type() != ScalarType::BFloat16) weight = torch::stable::to(weight, x.scalar_type());
+  return torch_linear(x, weight, bias);
+}
+
+Tensor linear_cuda(const Tensor& x, const Tensor& packed_w, const std::optional<Tensor>& bias, int64_t layout,
+                   bool exact) {
+  const PackedArgument packed = check_packed_cuda(packed_w, /*stacked_allowed=*/false);
+  check_same_device("x", x, packed_w);
+  if (bias) check_same_device("bias", *bias, packed_w);
+  check_product(x, bias, packed.out_features);
+  if (layout != -1) check_layout(layout);
+  if (!exact)
+    fail(
+        "exact: False, expected True: on CUDA devices this version multiplies with the unpacked weight only, as "
+        "exact=True does");
+  return multiply_exactly(x, unpack_cuda(packed_w, x.size(x.dim() - 1), ScalarType::BFloat16), bias);
+}
+
+Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const std::optional<Tensor>& bias, int64_t layout,
+                  bool exact) {
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/false);
+  check_cpu("x", x);
+  if (bias) check_cpu("bias", *bias);
+  check_product(x, bias, packed.out_features);
+  const ScalarType dtype = x.scalar_type();
   std::vector<int64_t> sizes = shape_of(x);
   const int64_t in_features = sizes.back();
   const Packed w = packed.open(0, "x: in_features (its last dimension)", in_features);
   if (layout != -1 && check_layout(layout) != w.header.layout)
     fail("layout: ", layout, " (", layout_name(check_layout(layout)), "), expected -1 or that of packed_w, ",
          static_cast<int>(w.header.layout), " (", layout_name(w.header.layout), ")");
-  if (bias) {
-    check_cpu("bias", *bias);
-    check_dtype("bias", *bias, dtype);
-    if (bias->dim() != 1 || bias->size(0) != packed.out_features)
-      fail("bias: ", bias->dim(), " dimensions, ", bias->numel(), " elements, expected [", packed.out_features, "]");
-  }
-  if (exact) {
-    Tensor weight = unpack_cpu(packed_w, in_features, ScalarType::BFloat16);
-    if (dtype != ScalarType::BFloat16) weight = torch::stable::to(weight, dtype);
-    return torch_linear(x, weight, bias);
-  }
+  if (exact) return multiply_exactly(x, unpack_cpu(packed_w, in_features, ScalarType::BFloat16), bias);
 
   sizes.back() = packed.out_features;
   Tensor y = torch::stable::new_empty(x, sizes);
@@ -79,7 +99,6 @@ Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const std::optional<T
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) { m.impl("linear", TORCH_BOX(&linear_cpu)); }
-// Until there are kernels for it: the function says what is wrong better than the dispatcher.
-STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA, m) { m.impl("linear", TORCH_BOX(&linear_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA, m) { m.impl("linear", TORCH_BOX(&linear_cuda)); }
 
 }  // namespace unweight

@@ -7,7 +7,6 @@
 
 #include "../../csrc/cuda/decode/huffman.cuh"
 #include "../../csrc/cuda/decode/nibble.cuh"
-#include "../../csrc/format/code.h"
 #include "../../csrc/format/error.h"
 #include "../../csrc/format/header.h"
 #include "module.h"
@@ -64,14 +63,7 @@ std::vector<Registers> decode_stream(const std::vector<uint32_t>& table, const s
 void bind_decode(pybind11::module_& m) {
   m.def("fragment_row", [](int warp, int lane, int reg) { return fragment_row(warp, lane, reg); });
   m.def("fragment_column", [](int kstep, int lane, int reg) { return fragment_column(kstep, lane, reg); });
-  m.def("segment_stages", [](uint64_t n, uint64_t k) {
-    Header header{};
-    header.layout = Layout::kHuffman;
-    header.out_features = n;
-    header.in_features = k;
-    place_sections(header, kCodeCountBytes);
-    return static_cast<int>(header.segment_stages);
-  });
+  m.def("segment_stages", &segment_stages);
   m.def("merge_signs_mantissas", [](uint32_t even, uint32_t odd) { return merge_signs_mantissas(even, odd); });
   m.def("decode_nibbles", &nibbles_to_registers);
   m.def("encode_nibbles", &nibbles_of);

@@ -1,8 +1,11 @@
 // The drivers of the kernels, on a device that Python implements.
+#include <pybind11/stl.h>
+
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "../../csrc/cuda/plan.h"
+#include "../../csrc/cuda/status.h"
 #include "module.h"
 #include "python_device.h"
 
@@ -30,8 +33,64 @@ py::bytes probe_device(py::object object, const std::string& kernel, const py::b
   return result;
 }
 
+// Drivers get the device as the object it is in Python: `run(device, …)`.
+template <class... Arguments>
+auto on_python(void (*driver)(Device&, Arguments...)) {
+  return [driver](py::object object, Arguments... arguments) {
+    PythonDevice device(std::move(object));
+    driver(device, arguments...);
+  };
+}
+
+void bind_types(py::module_& m) {
+  using cuda::PackedMatrices;
+  py::class_<LaunchPlan>(m, "LaunchPlan")
+      .def_property_readonly("kernel", [](const LaunchPlan& plan) { return plan.kernel; })
+      .def_readonly("grid", &LaunchPlan::grid)
+      .def_readonly("block", &LaunchPlan::block)
+      .def_readonly("shared_bytes", &LaunchPlan::shared_bytes)
+      .def_property_readonly("argument", [](const LaunchPlan& plan) {
+        return py::bytes(reinterpret_cast<const char*>(plan.argument.data()), plan.argument.size());
+      });
+  py::class_<PackedMatrices>(m, "PackedMatrices")
+      .def(py::init([](DeviceAddress address, uint64_t matrix_bytes, uint64_t out_features, uint64_t in_features,
+                       uint32_t matrices, int layout) {
+             return PackedMatrices{address, matrix_bytes, out_features, in_features, matrices, layout};
+           }),
+           py::arg("address"), py::arg("matrix_bytes"), py::arg("out_features"), py::arg("in_features"),
+           py::arg("matrices") = 1, py::arg("layout") = cuda::kAnyLayout)
+      .def_readonly("address", &PackedMatrices::address)
+      .def_readonly("matrix_bytes", &PackedMatrices::matrix_bytes)
+      .def_readonly("matrices", &PackedMatrices::matrices)
+      .def("matrix", &PackedMatrices::matrix);
+  py::class_<cuda::RowRange>(m, "RowRange").def(py::init([](uint64_t first, uint64_t count) {
+    return cuda::RowRange{first, count};
+  }));
+}
+
 }  // namespace
 
-void bind_drivers(py::module_& m) { m.def("probe_device", &probe_device); }
+void bind_drivers(py::module_& m) {
+  bind_types(m);
+  m.def("probe_device", &probe_device);
+  m.def("unpack", on_python(&cuda::unpack));
+  m.def("verify", on_python(&cuda::verify));
+  m.def("embedding", on_python(&cuda::embedding));
+  m.def("verify_headers", on_python(&cuda::verify_headers));
+  m.def("unpack_rows", on_python(&cuda::unpack_rows));
+  m.def("compare_checksums", on_python(&cuda::compare_checksums));
+  m.def("raise_damage", on_python(&cuda::raise_damage));
+  m.def("group_rows", &cuda::group_rows);
+  m.def("sums_bytes", &cuda::sums_bytes);
+  m.def("plan_unpack", &cuda::plan_unpack);
+  m.def("plan_verify_headers", &cuda::plan_verify_headers);
+  m.def("plan_compare_checksums", &cuda::plan_compare_checksums);
+  m.def("plan_embedding", &cuda::plan_embedding);
+  // (flaw, matrix, place) of a status word; flaw counts the lines of the enum.
+  m.def("read_status", [](uint64_t word) {
+    const cuda::Damage damage = cuda::read_status(word);
+    return py::make_tuple(static_cast<uint32_t>(damage.flaw), damage.matrix, damage.place);
+  });
+}
 
 }  // namespace unweight

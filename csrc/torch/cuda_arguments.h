@@ -1,0 +1,21 @@
+// Tensors of a GPU as the drivers of the kernels take them.
+#pragma once
+#include "../cuda/plan.h"
+#include "arguments.h"
+
+namespace unweight {
+
+inline DeviceAddress address_of(const Tensor& tensor) {
+  return reinterpret_cast<DeviceAddress>(tensor.const_data_ptr());
+}
+
+// A packed tensor on a GPU, checked, where kernels can read it: itself, or a copy where it is misaligned.
+struct CudaPacked {
+  Tensor tensor;
+  PackedArgument argument;
+
+  CudaPacked(const Tensor& packed_w, bool stacked_allowed);
+  cuda::PackedMatrices matrices(int64_t in_features) const;
+};
+
+}  // namespace unweight

@@ -1,0 +1,145 @@
+#include "cuda_device.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <vector>
+
+#include "../format/error.h"
+#include "cuda_kernels.h"
+
+namespace unweight {
+namespace {
+
+constexpr int kMajor = 9, kMinor = 0;                  // sm_90a code runs there alone
+constexpr uint32_t kSharedBytesWithoutAsking = 49152;  // more has to be allowed per kernel
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) fail("CUDA: ", what, ": ", cudaGetErrorString(error));
+}
+
+// "12.4"
+struct Version {
+  int number;
+};
+std::ostream& operator<<(std::ostream& out, Version v) { return out << v.number / 1000 << '.' << v.number % 1000 / 10; }
+
+void check_driver() {
+  int driver = 0;
+  check(cudaDriverGetVersion(&driver), "the driver's version");
+  if (driver == 0) fail("CUDA: no NVIDIA driver is installed, expected one for a Hopper GPU");
+  if (driver / 1000 < CUDART_VERSION / 1000)
+    fail("CUDA: the driver is for CUDA ", Version{driver}, ", this build of unweight-ext needs one for CUDA ",
+         Version{CUDART_VERSION / 1000 * 1000},
+         ": install a newer driver, or build it with an older nvcc (from 12.4 on)");
+}
+
+int attribute(cudaDeviceAttr which, int index) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, index), "a device attribute");
+  return value;
+}
+
+using CurrentStream = AOTITorchError (*)(int32_t device_index, void** stream);
+
+// In libtorch_cuda.so alone, which a CPU-only torch lacks: looked up when it is there, never linked.
+CurrentStream find_current_stream() {
+  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* function = library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr;
+  if (!function) fail("CUDA: this torch was built without CUDA, expected one that has libtorch_cuda.so");
+  return reinterpret_cast<CurrentStream>(function);
+}
+
+cudaStream_t current_stream(int index) {
+  static const CurrentStream current = find_current_stream();
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(current(index, &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+class CudaDevice final : public TorchDevice {
+ public:
+  explicit CudaDevice(const Tensor& like)
+      : like_(like), index_(like.get_device_index()), guard_(index_), stream_(current_stream(index_)) {}
+
+  bool captures() const override {
+    cudaStreamCaptureStatus status;
+    check(cudaStreamIsCapturing(stream_, &status), "the stream's state");
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+  int multiprocessors() const override { return attribute(cudaDevAttrMultiProcessorCount, index_); }
+
+  DeviceAddress allocate(size_t bytes, const char*) override {
+    const std::vector<int64_t> sizes{static_cast<int64_t>(bytes)};
+    // Freed when the work on them is queued: the allocator hands them out again on this stream alone.
+    scratch_.push_back(torch::stable::new_empty(like_, sizes, ScalarType::Byte));
+    return reinterpret_cast<DeviceAddress>(scratch_.back().mutable_data_ptr());
+  }
+
+  void clear(DeviceAddress where, size_t bytes) override {
+    if (bytes) check(cudaMemsetAsync(pointer(where), 0, bytes, stream_), "clearing memory");
+  }
+
+  void upload(DeviceAddress to, const void* from, size_t bytes) override {
+    // A graph would read `from` again when it is replayed.
+    if (captures()) fail("CUDA: data can't be copied to the device while its stream is captured into a graph");
+    if (bytes)
+      check(cudaMemcpyAsync(pointer(to), from, bytes, cudaMemcpyHostToDevice, stream_), "copying to the device");
+  }
+
+  void download(void* to, DeviceAddress from, size_t bytes) override {
+    if (captures()) fail("CUDA: data can't be read back while the stream is captured into a graph");
+    if (bytes)
+      check(cudaMemcpyAsync(to, pointer(from), bytes, cudaMemcpyDeviceToHost, stream_), "copying from the device");
+    check(cudaStreamSynchronize(stream_), "waiting for the device");
+  }
+
+  void copy(DeviceAddress to, DeviceAddress from, size_t bytes) override {
+    if (bytes)
+      check(cudaMemcpyAsync(pointer(to), pointer(from), bytes, cudaMemcpyDeviceToDevice, stream_),
+            "copying on the device");
+  }
+
+  void launch(const LaunchPlan& plan) override {
+    const void* kernel = find_kernel(plan.kernel);
+    if (plan.shared_bytes > kSharedBytesWithoutAsking)
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(plan.shared_bytes)),
+            plan.kernel);
+    void* arguments[] = {const_cast<uint8_t*>(plan.argument.data())};
+    check(cudaLaunchKernel(kernel, dim3(plan.grid), dim3(plan.block), arguments, plan.shared_bytes, stream_),
+          plan.kernel);
+  }
+
+ private:
+  static void* pointer(DeviceAddress address) { return reinterpret_cast<void*>(address); }
+
+  const Tensor like_;
+  const int index_;
+  const torch::stable::accelerator::DeviceGuard guard_;
+  const cudaStream_t stream_;
+  std::vector<Tensor> scratch_;
+};
+
+}  // namespace
+
+void check_cuda_device(int64_t index) {
+  check_driver();
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "the number of GPUs");
+  if (index < 0 || index >= count) fail("device: cuda:", index, ", expected one of ", count, " GPUs");
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor, static_cast<int>(index));
+  const int minor = attribute(cudaDevAttrComputeCapabilityMinor, static_cast<int>(index));
+  if (major != kMajor || minor != kMinor)
+    fail("device: cuda:", index, " has compute capability ", major, ".", minor, ", expected ", kMajor, ".", kMinor,
+         " (Hopper: H100, H200, GH200)");
+}
+
+std::unique_ptr<TorchDevice> cuda_device(const Tensor& like) {
+  check_cuda_device(like.get_device_index());
+  return std::make_unique<CudaDevice>(like);
+}
+
+}  // namespace unweight

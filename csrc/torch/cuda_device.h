@@ -1,0 +1,24 @@
+// The GPU of a tensor, as the drivers of the kernels see it: torch's allocator and its current stream.
+#pragma once
+#include <memory>
+
+#include "../cuda/device.h"
+#include "arguments.h"
+
+namespace unweight {
+
+class TorchDevice : public Device {
+ public:
+  // Is the stream being captured into a graph? Then nothing can be read back.
+  virtual bool captures() const = 0;
+  virtual void copy(DeviceAddress to, DeviceAddress from, size_t bytes) = 0;
+};
+
+// The device of `like`, current as long as the result lives. Throws Error where the kernels can't run there: built
+// without CUDA, no driver or one that is too old, another GPU than Hopper.
+std::unique_ptr<TorchDevice> cuda_device(const Tensor& like);
+
+// The same check, without a tensor.
+void check_cuda_device(int64_t index);
+
+}  // namespace unweight

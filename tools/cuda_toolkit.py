@@ -1,0 +1,85 @@
+"""The CUDA compiler: where it is, and with which flags it compiles for Hopper. No GPU is asked for anything."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+MINIMUM_NVCC = (12, 4)
+# The packages that hold an nvcc with all that it needs (`./run tests` installs them where there is none).
+PIP_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime")
+INSTALL_HINT = f"install a CUDA toolkit, or `pip install {' '.join(f'{name}==13.0.*' for name in PIP_PACKAGES)}`"
+NVCC_NOT_FOUND = "no nvcc 12.4 or newer on the path, in CUDA_HOME or in site-packages"
+
+COMPILE_FLAGS = ["-O3", "-std=c++17", "-lineinfo"]
+CUBIN_FLAGS = ["-gencode=arch=compute_90a,code=sm_90a"]
+PTX_FLAGS = ["-ptx", *COMPILE_FLAGS, "-gencode=arch=compute_90a,code=compute_90a"]
+
+
+class ToolkitError(Exception):
+    """A toolkit that can't be used; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    path: Path
+    version: tuple[int, int]
+
+    def _dry_run(self) -> dict[str, str]:
+        """What nvcc knows of its own installation."""
+        done = subprocess.run([self.path, "--dryrun", "-c", "-x", "cu", "/dev/null"], capture_output=True, text=True)
+        return dict(re.findall(r"^#\$ (\w+)=(.*)$", done.stderr, re.MULTILINE))
+
+    def host_files(self) -> tuple[list[Path], Path]:
+        """Folders of headers for the host compiler, and libcudart_static.a. Raises ToolkitError."""
+        known = self._dry_run()
+        top = Path(known["TOP"]) if "TOP" in known else self.path.parent.parent
+        headers = [Path(f.removeprefix("-I")) for f in shlex.split(known.get("INCLUDES", ""))]
+        folders = [Path(f.removeprefix("-L")) for f in shlex.split(known.get("LIBRARIES", ""))]
+        libraries = [f / "libcudart_static.a" for f in [*folders, top / "lib", top / "lib64"]]
+        library = next((f for f in libraries if f.is_file()), None)
+        if library is None or not any((f / "cuda_runtime_api.h").is_file() for f in headers):
+            raise ToolkitError(
+                f"{self.path} is there without the CUDA runtime (cuda_runtime_api.h, libcudart_static.a): {INSTALL_HINT}"
+            )
+        return [f for f in headers if f.is_dir()], library
+
+
+def site_directories() -> list[Path]:
+    """Where packages of this interpreter live, also those that pip's build isolation hides from `import`."""
+    names = [*sys.path, sysconfig.get_path("platlib"), sysconfig.get_path("purelib")]
+    names += [*site.getsitepackages(), site.getusersitepackages()]
+    return [Path(name) for name in dict.fromkeys(names) if name and Path(name).is_dir()]
+
+
+def find_program(name: str) -> Path | None:
+    """A program of the toolkit from pip's packages (`nvdisasm`, `cuobjdump`), else from the path."""
+    for directory in site_directories():
+        for place in sorted(directory.glob(f"nvidia/cu*/bin/{name}"), reverse=True):
+            return place
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def find_nvcc() -> Nvcc | None:
+    """nvcc from the path, CUDA_HOME or a pip-installed toolkit: the first one that is new enough."""
+    places = [shutil.which("nvcc")]
+    if "CUDA_HOME" in os.environ:
+        places.append(os.path.join(os.environ["CUDA_HOME"], "bin", "nvcc"))
+    for directory in site_directories():
+        places += sorted(str(place) for place in directory.glob("nvidia/cu*/bin/nvcc"))[::-1]
+    for place in places:
+        if place and Path(place).is_file():
+            text = subprocess.run([place, "--version"], capture_output=True, text=True).stdout
+            found = re.search(r"release (\d+)\.(\d+)", text)
+            if found and (version := (int(found[1]), int(found[2]))) >= MINIMUM_NVCC:
+                return Nvcc(Path(place), version)
+    return None
