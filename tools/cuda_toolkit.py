@@ -47,9 +47,8 @@ class Nvcc:
         libraries = [f / "libcudart_static.a" for f in [*folders, top / "lib", top / "lib64"]]
         library = next((f for f in libraries if f.is_file()), None)
         if library is None or not any((f / "cuda_runtime_api.h").is_file() for f in headers):
-            raise ToolkitError(
-                f"{self.path} is there without the CUDA runtime (cuda_runtime_api.h, libcudart_static.a): {INSTALL_HINT}"
-            )
+            missing = "the CUDA runtime (cuda_runtime_api.h, libcudart_static.a)"
+            raise ToolkitError(f"{self.path} is there without {missing}: {INSTALL_HINT}")
         return [f for f in headers if f.is_dir()], library
 
 
