@@ -1,0 +1,105 @@
+// Counts of exponent pairs, of which the code table or nibble's base is made, and checksums of written blocks.
+#include "../format/checksum.h"
+#include "encode.h"
+
+namespace unweight::cuda {
+namespace {
+
+constexpr int kRowWords = 128;  // of one second exponent: 256 counters of 16 bits
+
+// Pairs in use are a few columns of a few rows of the table: rows permuted by their number spread over the banks.
+__device__ __forceinline__ uint32_t counter_word(uint32_t first, uint32_t second) {
+  return second * kRowWords + (first / 2 ^ second % kLanes);
+}
+
+__device__ __forceinline__ void count_pair(uint32_t* counters, uint32_t weights) {
+  const uint32_t first = weights >> 7 & 255, second = weights >> 23 & 255;
+  atomicAdd(counters + counter_word(first, second), first & 1 ? 1u << 16 : 1u);
+}
+
+__device__ __forceinline__ void add_count(const CountArgument& a, uint32_t first, uint32_t second, uint32_t count) {
+  if (count) atomicAdd(reinterpret_cast<unsigned long long*>(a.counts) + (first | second << 8), count);
+}
+
+// Adds the CTA's table to the counts in memory and clears it.
+__device__ __forceinline__ void empty_table(const CountArgument& a, uint4* counters) {
+  for (uint32_t i = threadIdx.x; i < kCountSharedBytes / sizeof(uint4); i += kCountThreads) {
+    const uint4 four = counters[i];
+    if (!(four.x | four.y | four.z | four.w)) continue;
+    counters[i] = make_uint4(0, 0, 0, 0);
+    const uint32_t words[4] = {four.x, four.y, four.z, four.w}, second = 4 * i / kRowWords;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const uint32_t first = 2 * ((4 * i + j) % kRowWords ^ second % kLanes);
+      add_count(a, first, second, words[j] & 0xFFFF);
+      add_count(a, first + 1, second, words[j] >> 16);
+    }
+  }
+}
+
+// Rows of odd length: pairs start anew in each, and the last one lacks a weight.
+__device__ __forceinline__ uint32_t pair_of_odd_row(const CountArgument& a, uint64_t pair) {
+  const uint64_t pairs_per_row = (a.in_features + 1) / 2, row = pair / pairs_per_row;
+  const uint64_t column = 2 * (pair - row * pairs_per_row);
+  const uint16_t* p = reinterpret_cast<const uint16_t*>(a.rows) + row * a.in_features + column;
+  const uint32_t first = p[0];
+  if (column + 1 < a.in_features) return first | uint32_t{p[1]} << 16;
+  const uint32_t exponent = first & 0x7F80;
+  return first | (a.complete_halves && exponent != 0x7F80 ? exponent << 16 : 0);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kCountThreads)
+    unweight_count_pairs(const __grid_constant__ CountArgument a) {
+  extern __shared__ uint4 table[];  // u16 (256 second, 256 first)
+  auto* counters = reinterpret_cast<uint32_t*>(table);
+  for (uint32_t i = threadIdx.x; i < kCountSharedBytes / sizeof(uint4); i += kCountThreads)
+    table[i] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+
+  const uint64_t pairs = a.row_count * ((a.in_features + 1) / 2), step = uint64_t{gridDim.x} * kCountRound;
+  for (uint64_t first = uint64_t{blockIdx.x} * kCountRound; first < pairs; first += step) {
+    const uint64_t end = first + kCountRound < pairs ? first + kCountRound : pairs;
+    if (a.in_features % 2 == 0) {
+      const auto* words = reinterpret_cast<const uint32_t*>(a.rows);
+      uint64_t i = first + 4 * threadIdx.x;
+      for (; i + 4 <= end; i += 4 * kCountThreads) {
+        const uint4 four = *reinterpret_cast<const uint4*>(words + i);
+        count_pair(counters, four.x);
+        count_pair(counters, four.y);
+        count_pair(counters, four.z);
+        count_pair(counters, four.w);
+      }
+      for (; i < end; i++) count_pair(counters, words[i]);
+    } else {
+      for (uint64_t i = first + threadIdx.x; i < end; i += kCountThreads) count_pair(counters, pair_of_odd_row(a, i));
+    }
+    __syncthreads();
+    empty_table(a, table);
+    __syncthreads();
+  }
+}
+
+// A CTA a piece of a block.
+extern "C" __global__ void __launch_bounds__(kSumThreads) unweight_sum_blocks(const __grid_constant__ SumArgument a) {
+  const uint32_t piece = blockIdx.x % a.pieces, unit = blockIdx.x / a.pieces;
+  const uint64_t matrix = unit / a.blocks, block = unit % a.blocks;
+  auto* packed = reinterpret_cast<uint8_t*>(a.packed) + matrix * a.matrix_bytes;
+  const auto* index = reinterpret_cast<const uint32_t*>(packed + a.index_offset) + block * a.stages_per_block;
+  const uint32_t begin = index[0], steps = index[a.stages_per_block] - begin;
+  const auto* words = reinterpret_cast<const uint4*>(packed + a.data_offset) + begin;
+  uint64_t sum = 0;
+  for (uint64_t i = uint64_t{piece} * kSumThreads + threadIdx.x; i < steps; i += uint64_t{a.pieces} * kSumThreads) {
+    const uint4 w = words[i];
+    const uint64_t weight = kFirstWordWeight + 4 * i;
+    sum += weight * w.x + (weight + 1) * w.y + (weight + 2) * w.z + (weight + 3) * w.w;
+  }
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum += __shfl_down_sync(0xFFFFFFFFu, sum, lanes);
+  // Sums modulo 2^64: the order doesn't matter.
+  auto* checksums = reinterpret_cast<unsigned long long*>(packed + a.checksums_offset);
+  if (threadIdx.x % kLanes == 0) atomicAdd(checksums + block, sum);
+}
+
+}  // namespace unweight::cuda
