@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "../format/tile.h"
-#include "device.h"
+#include "arguments.h"
 
 namespace unweight::cuda {
 
@@ -83,14 +83,5 @@ struct SumArgument {
   uint32_t pieces;  // CTAs that share a block
 };
 constexpr uint32_t kSumThreads = 256;
-
-LaunchPlan plan_count(const CountArgument& argument, int multiprocessors);
-LaunchPlan plan_size_huffman(const EncodeArgument& argument);
-LaunchPlan plan_size_nibble(const EncodeArgument& argument);
-LaunchPlan plan_write_huffman(const EncodeArgument& argument);
-LaunchPlan plan_write_nibble(const EncodeArgument& argument);
-LaunchPlan plan_write_raw(const EncodeArgument& argument);
-// Fills in `pieces`.
-LaunchPlan plan_sum_blocks(SumArgument argument, int multiprocessors);
 
 }  // namespace unweight::cuda

@@ -8,4 +8,5 @@ PYBIND11_MODULE(_native, m) {
   pybind11::register_exception<unweight::Error>(m, "Error", PyExc_RuntimeError);
   unweight::bind_decode(m);
   unweight::bind_drivers(m);
+  unweight::bind_transcode(m);
 }

@@ -5,5 +5,6 @@ namespace unweight {
 
 void bind_decode(pybind11::module_& m);
 void bind_drivers(pybind11::module_& m);
+void bind_transcode(pybind11::module_& m);
 
 }  // namespace unweight
