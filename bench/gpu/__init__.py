@@ -1,0 +1,1 @@
+"""The checks and figures that need a GPU: `python -m bench.gpu OUT` (see __main__.py)."""

@@ -1,0 +1,14 @@
+"""The steps in the order in which they are run: what matters most first, for a call that runs out of time."""
+
+from . import build, environment, exact, prediction, sanitizer, thunderkittens, timing
+
+STEPS = (
+    environment.STEP,
+    build.STEP,
+    exact.STEP,
+    timing.STEP,
+    timing.PEER_STEP,
+    sanitizer.STEP,
+    prediction.STEP,
+    thunderkittens.STEP,
+)
