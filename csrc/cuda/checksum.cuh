@@ -42,11 +42,17 @@ static __device__ uint64_t sum_bytes(const uint8_t* bytes, uint64_t begin, uint6
   return sum;
 }
 
+// Over the lanes of a warp, for all of them.
+static __device__ __forceinline__ uint64_t warp_sum(uint64_t part) {
+  for (int other = kLanes / 2; other; other /= 2) part += __shfl_xor_sync(0xFFFFFFFFu, part, other);
+  return part;
+}
+
 // Adds the parts of a warp's lanes to a sum in memory.
 static __device__ __forceinline__ void add_warp_sum(uint64_t* to, uint64_t part) {
-  for (int other = kLanes / 2; other; other /= 2) part += __shfl_xor_sync(0xFFFFFFFFu, part, other);
+  const uint64_t sum = warp_sum(part);
   if (threadIdx.x % kLanes == 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(part));
+    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(sum));
 }
 
 static __device__ __forceinline__ uint64_t* header_sum(const PackedArgument& a, SumsArgument s, uint32_t matrix) {

@@ -1,0 +1,172 @@
+// One warp decodes an archive chunk (docs/FORMAT.md section 8): 64 streams, two a lane. Its words depend on all that
+// came before, so a chunk has no more parallelism than this; bytes come through two small rings ahead of their use.
+#pragma once
+#include "../format/archive.h"
+#include "checksum.cuh"
+#include "code_table.cuh"
+#include "matrix.cuh"
+#include "unpack_shared.h"
+
+namespace unweight::cuda {
+
+// The parts of a chunk, as offsets from the matrix's start. `good`: they fill it exactly, and it lies in the data.
+struct Chunk {
+  uint64_t begin, end, weights;
+  uint64_t plane, positions, pairs, words;
+  uint32_t patches, word_count;
+  bool good;
+};
+
+static __device__ Chunk open_chunk(const PackedArgument& a, const Matrix& m, uint32_t number) {
+  const Unit unit = unit_of(m, number);
+  Chunk c{};
+  c.begin = unit.begin;
+  c.end = unit.begin + unit.bytes;
+  const uint64_t first_row = number * a.chunk_rows;
+  c.weights = min(a.chunk_rows, a.out_features - first_row) * a.in_features;
+  c.good = unit.good;  // so it has 16 bytes
+  if (!c.good) return c;
+  const auto* sizes = reinterpret_cast<const uint32_t*>(m.bytes + c.begin);
+  c.patches = sizes[0];
+  c.word_count = sizes[1];
+  c.plane = c.begin + kChunkHeaderBytes;
+  c.positions = c.plane + (c.weights + 15) / 16 * 16;
+  c.pairs = c.positions + 4 * uint64_t{c.patches};
+  c.words = c.pairs + (2 * uint64_t{c.patches} + 3) / 4 * 4;
+  c.good = c.begin + (c.words - c.begin + 4 * uint64_t{c.word_count} + 15) / 16 * 16 == c.end;
+  return c;
+}
+
+constexpr uint32_t kPlaneRoundBytes = 2 * kRoundPairs;
+constexpr uint32_t kPieceWords = kPieceBytes / 4, kPieceRounds = kPieceBytes / kPlaneRoundBytes;
+
+// Consecutive pieces of global memory in a ring in shared memory, for one warp that both asks for them and reads them.
+// All lanes call all of it alike.
+struct PieceRing {
+  uint32_t ring, barriers;  // in shared memory
+  const uint8_t* from;
+  uint64_t bytes;  // multiple of 16
+  uint32_t pieces, asked = 0, ready = 0;
+
+  __device__ __forceinline__ PieceRing(uint32_t ring, uint32_t barriers, const uint8_t* from, uint64_t bytes)
+      : ring(ring), barriers(barriers), from(from), bytes(bytes) {
+    pieces = static_cast<uint32_t>((bytes + kPieceBytes - 1) / kPieceBytes);
+  }
+
+  // Pieces before `first` aren't needed any more: asks for what then has room.
+  __device__ __forceinline__ void ask(uint32_t first, uint32_t lane, uint64_t policy) {
+    while (asked < pieces && asked < first + kPieces) {
+      if (lane == 0) {
+        const uint64_t begin = uint64_t{asked} * kPieceBytes;
+        const uint32_t size = static_cast<uint32_t>(min(bytes - begin, uint64_t{kPieceBytes}));
+        const uint32_t slot = asked % kPieces, barrier = barriers + 8 * slot;
+        ptx::mbarrier_arrive_expect(barrier, size);
+        ptx::bulk_load(ring + slot * kPieceBytes, from + begin, size, barrier, policy);
+      }
+      asked++;
+    }
+  }
+  // Until pieces before `end` are there, or all that exist.
+  __device__ __forceinline__ void wait(uint32_t end) {
+    for (; ready < min(end, pieces); ready++)
+      while (!ptx::mbarrier_try_wait(barriers + 8 * (ready % kPieces), ready / kPieces & 1)) {
+      }
+  }
+  // Nothing may be on its way when the ring is given up.
+  __device__ __forceinline__ void drain() { wait(asked); }
+};
+
+// The word ring starts at the 16-byte step in which the words start. 2^32 words of lead are too many for no one.
+struct ArchiveWarp {
+  PieceRing plane, words;
+  uint32_t table, lane, before;
+  uint64_t policy;
+  uint64_t next, words_end;  // words, counted from the word ring's start
+  uint64_t round = 0;
+  uint32_t w0[2], w1[2], position[2];
+
+  // Barriers are initialised, the table is filled, and all of the warp calls this.
+  __device__ __forceinline__ ArchiveWarp(const Matrix& m, const Chunk& c, uint32_t shared, uint32_t lane)
+      : plane(shared + kPlaneRingOffset, shared, m.bytes + c.plane, c.positions - c.plane),
+        words(shared + kWordRingOffset, shared + 8 * kPieces, m.bytes + c.words / 16 * 16, c.end - c.words / 16 * 16),
+        table(shared + kArchiveTableOffset),
+        lane(lane),
+        before(ptx::lanes_before()),
+        policy(ptx::evict_first_policy()) {
+    next = c.words % 16 / 4;
+    words_end = next + c.word_count;
+    prepare();
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+      w0[s] = word(next + kLanes * s + lane);
+      position[s] = 0;
+    }
+    next += kArchiveStreams;
+    prepare();
+#pragma unroll
+    for (int s = 0; s < 2; s++) w1[s] = word(next + kLanes * s + lane);
+    next += kArchiveStreams;
+  }
+
+  // Words behind the last are 0.
+  __device__ __forceinline__ uint32_t word(uint64_t at) const {
+    return at < words_end ? ptx::load_shared(words.ring + 4 * (static_cast<uint32_t>(at) % (kPieces * kPieceWords)))
+                          : 0;
+  }
+
+  // Before each round: its signs and the next 64 words are there.
+  __device__ __forceinline__ void prepare() {
+    __syncwarp();  // what was in the ring is read
+    plane.ask(static_cast<uint32_t>(round / kPieceRounds), lane, policy);
+    words.ask(static_cast<uint32_t>(min(next, words_end) / kPieceWords), lane, policy);
+    plane.wait(static_cast<uint32_t>(round / kPieceRounds) + 1);
+    words.wait(static_cast<uint32_t>((min(next, words_end) + kArchiveStreams - 1) / kPieceWords) + 1);
+  }
+
+  // Entries of the round's pairs lane, lane + 32, lane + 64, lane + 96.
+  __device__ __forceinline__ void decode(uint32_t (&entries)[4]) {
+    bool takes[2];
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+      uint32_t x = funnel_left(w1[s], w0[s], position[s]);
+      entries[s] = ptx::load_shared(table + 4 * (x >> (32 - kMaxCodeBits)));
+      x = funnel_left(0, x, entries[s]);  // 12 of 32 bits are gone at most: enough for the second
+      entries[2 + s] = ptx::load_shared(table + 4 * (x >> (32 - kMaxCodeBits)));
+      position[s] += (entries[s] & kCodeLengthBits) + (entries[2 + s] & kCodeLengthBits);
+      takes[s] = position[s] >= 32;
+      position[s] &= 31;
+    }
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+      const uint32_t takers = __ballot_sync(0xFFFFFFFFu, takes[s]);
+      const uint32_t fresh = word(next + __popc(takers & before));
+      next += __popc(takers);
+      w0[s] = takes[s] ? w1[s] : w0[s];
+      w1[s] = takes[s] ? fresh : w1[s];
+    }
+    round++;
+  }
+
+  // Signs and mantissas of pair `pair` (0…127) of the round that `decode` gave last, where a register has them.
+  __device__ __forceinline__ uint32_t signs(uint32_t pair) const {
+    const uint32_t at = static_cast<uint32_t>(round - 1) % (kPieces * kPieceRounds) * kPlaneRoundBytes + 2 * pair;
+    return spread_signs(ptx::load_shared_half(plane.ring + at));
+  }
+
+  static __device__ __forceinline__ uint32_t spread_signs(uint32_t two_bytes) {
+    const uint32_t apart = __byte_perm(two_bytes, 0, 0x4140);
+    return (apart & 0x00800080u) << 8 | (apart & 0x007F007Fu);
+  }
+
+  __device__ __forceinline__ void finish() {
+    plane.drain();
+    words.drain();
+  }
+};
+
+static __device__ __forceinline__ void init_archive_barriers(uint32_t shared) {
+  for (uint32_t i = 0; i < 2 * kPieces; i++) ptx::mbarrier_init(shared + 8 * i, 1);
+  ptx::fence_mbarrier_init();
+}
+
+}  // namespace unweight::cuda

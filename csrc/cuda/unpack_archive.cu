@@ -1,0 +1,112 @@
+// Unpacks archives: a CTA a chunk. Its first warp decodes, which takes all the time there is; the others sum the bytes
+// up meanwhile. Then all of them set the pairs that have patches.
+//
+// expects: UBLKCP
+// hot loop: unweight_unpack_archive 8
+// budget: unweight_unpack_archive 16.0
+#include "archive.cuh"
+
+namespace unweight::cuda {
+namespace {
+
+static __device__ void decode_chunk(const Matrix& m, const Chunk& c, uint32_t shared, uint32_t lane, uint16_t* out) {
+  ArchiveWarp warp(m, c, shared, lane);
+  const uint64_t pairs = c.weights / 2;
+  auto* out_pairs = reinterpret_cast<uint32_t*>(out);  // a chunk starts at a multiple of 64 weights
+  uint64_t first = 0;                                  // pair of the round
+#pragma unroll 1
+  for (; first + kRoundPairs <= pairs; first += kRoundPairs) {
+    warp.prepare();
+    uint32_t entries[4];
+    warp.decode(entries);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+      const uint32_t pair = kLanes * i + lane;
+      if (out) __stcs(out_pairs + first + pair, warp.signs(pair) | (entries[i] & kExponentBits));
+    }
+  }
+  if (2 * first < c.weights) {
+    warp.prepare();
+    uint32_t entries[4];
+    warp.decode(entries);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+      const uint32_t pair = kLanes * i + lane;
+      const uint64_t at = 2 * (first + pair);
+      if (!out || at >= c.weights) continue;
+      const uint32_t weights = warp.signs(pair) | (entries[i] & kExponentBits);
+      out[at] = static_cast<uint16_t>(weights);
+      if (at + 1 < c.weights) out[at + 1] = static_cast<uint16_t>(weights >> 16);
+    }
+  }
+  warp.finish();
+}
+
+// Patches ascend, so no two are of one pair, and threads can set them in any order.
+static __device__ bool patches_ascend(const Matrix& m, const Chunk& c) {
+  const auto* positions = reinterpret_cast<const uint32_t*>(m.bytes + c.positions);
+  bool good = true;
+  for (uint32_t i = threadIdx.x; i < c.patches; i += kArchiveThreads) {
+    good &= 2 * uint64_t{positions[i]} < c.weights;
+    good &= i == 0 || positions[i - 1] < positions[i];
+  }
+  return __syncthreads_and(good);
+}
+
+static __device__ void apply_patches(const Matrix& m, const Chunk& c, uint16_t* out) {
+  const auto* positions = reinterpret_cast<const uint32_t*>(m.bytes + c.positions);
+  const auto* pairs = reinterpret_cast<const uint16_t*>(m.bytes + c.pairs);
+  const uint8_t* plane = m.bytes + c.plane;
+  for (uint32_t i = threadIdx.x; i < c.patches; i += kArchiveThreads) {
+    const uint64_t at = 2 * uint64_t{positions[i]};
+    const uint32_t pair = pairs[i], signs = ArchiveWarp::spread_signs(plane[at] | uint32_t{plane[at + 1]} << 8);
+    out[at] = static_cast<uint16_t>(signs | (pair & 255) << 7);
+    if (at + 1 < c.weights) out[at + 1] = static_cast<uint16_t>(signs >> 16 | pair >> 8 << 7);
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kArchiveThreads)
+    unweight_unpack_archive(const __grid_constant__ UnpackArgument a) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  const uint32_t shared = ptx::shared_address(memory), warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const uint32_t chunks = static_cast<uint32_t>((a.rows + a.packed.chunk_rows - 1) / a.packed.chunk_rows);
+  const uint32_t matrix = blockIdx.x / chunks, chunk_in_rows = blockIdx.x % chunks;
+  Matrix m;
+  const Flaw flaw = open_matrix(a.packed, matrix, m);
+  if (flaw != Flaw::kNone) {
+    if (threadIdx.x == 0) report(a.status, flaw, matrix, flaw_place(flaw, m));
+    return;
+  }
+  if (m.layout != Layout::kArchive) return;  // unweight_unpack_tiles does it
+  const uint32_t number = static_cast<uint32_t>(a.first_row / a.packed.chunk_rows) + chunk_in_rows;
+  const Chunk chunk = open_chunk(a.packed, m, number);
+  if (!chunk.good) {
+    if (threadIdx.x == 0) report(a.status, Flaw::kChunk, matrix, number);
+    return;
+  }
+  uint16_t* out = nullptr;
+  if (a.out)
+    out = reinterpret_cast<uint16_t*>(a.out) +
+          (matrix * a.rows + chunk_in_rows * a.packed.chunk_rows) * a.packed.in_features;
+
+  if (threadIdx.x == 0) init_archive_barriers(shared);
+  fill_table(m.bytes, kMaxCodeBits, shared + kArchiveTableOffset, threadIdx.x, kArchiveThreads);
+  __syncthreads();
+  if (warp == 0) {
+    decode_chunk(m, chunk, shared, lane, out);
+  } else if (a.sums.sums) {
+    constexpr uint32_t kSummers = kArchiveThreads - kLanes;
+    add_warp_sum(block_sum(a.packed, a.sums, matrix, number),
+                 sum_bytes(m.bytes, chunk.begin, chunk.end, threadIdx.x - kLanes, kSummers));
+  }
+  // The barrier in there also makes the decoded pairs older than the patched ones.
+  if (!patches_ascend(m, chunk)) {
+    if (threadIdx.x == 0) report(a.status, Flaw::kChunkPatch, matrix, number);
+  } else if (out) {
+    apply_patches(m, chunk, out);
+  }
+}
+
+}  // namespace unweight::cuda
