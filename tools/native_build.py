@@ -226,6 +226,21 @@ def cuda_sources() -> list[Path]:
     return sorted(source for source in ROOT.glob("csrc/cuda/*.cu") if source.stem != "decode_check")
 
 
+def kernel_names(source: Path) -> list[str]:
+    """The kernels that a .cu file defines."""
+    return re.findall(r'^extern "C" __global__[^;{]*?\b(unweight_\w+)\(', source.read_text(), re.MULTILINE)
+
+
+def write_kernel_list(directory: Path) -> None:
+    """cuda_kernels.inc, which csrc/torch/cuda_kernels.h includes."""
+    names = [name for source in cuda_sources() for name in kernel_names(source)]
+    text = "".join(f"UNWEIGHT_KERNEL({name})\n" for name in names)
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "cuda_kernels.inc"
+    if not file.is_file() or file.read_text() != text:
+        file.write_text(text)
+
+
 def build_extension(output: Path) -> None:
     """Compiles everything into `output` (…/_C.abi3.so); the CUDA kernels where there is nvcc (see `usable_nvcc`)."""
     if sys.platform != "linux":
@@ -249,6 +264,8 @@ def build_extension(output: Path) -> None:
         headers += cuda_headers
         # Linked in, so that the library loads where there is no CUDA, and under a torch of another CUDA.
         libraries += [str(cudart), "-Wl,--exclude-libs,ALL", "-lpthread", "-ldl", "-lrt"]
+        write_kernel_list(graph.directory)
+        headers.append(graph.directory)
         cuda_objects = graph.compile_cuda(nvcc, cxx, cuda_sources())
     sources.remove(ROOT / "csrc" / "torch" / ("cuda_absent.cpp" if nvcc else "cuda_device.cpp"))
     torch_flags = [*TORCH_FLAGS, *(word for header in headers for word in ("-isystem", str(header)))]

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../cuda/head.h"
+#include "../cuda/transcode.h"
 #include "../format/error.h"
 #include "codec.h"
 #include "cuda_arguments.h"
@@ -43,9 +44,24 @@ Tensor pack_cuda(const Tensor& weight, int64_t layout, const std::vector<int64_t
   return torch::stable::to(pack_cpu(to_cpu(weight), layout, shape, threads), weight.device());
 }
 
+// `threads` are the CPU's, which is asked only for archives: GPUs read them, and write what they multiply with.
 Tensor transcode_cuda(const Tensor& packed_w, int64_t layout, int64_t threads) {
-  check_cuda("packed_w", packed_w);
-  return torch::stable::to(transcode_cpu(to_cpu(packed_w), layout, threads), packed_w.device());
+  const Layout wanted = check_layout(layout);
+  if (wanted == Layout::kArchive) {
+    check_cuda("packed_w", packed_w);
+    return torch::stable::to(transcode_cpu(to_cpu(packed_w), layout, threads), packed_w.device());
+  }
+  const CudaPacked packed(packed_w, /*stacked_allowed=*/true);
+  if (packed.argument.matrices == 0) fail("packed_w: no matrices, expected at least one");
+  const auto device = waiting_device(packed_w, "_transcode");
+  const uint64_t in_features = head_of(*device, packed, 0).header().in_features;
+  cuda::Transcoder transcoder(*device, packed.matrices(static_cast<int64_t>(in_features)), wanted,
+                              packed.argument.stacked);
+  std::vector<int64_t> sizes = shape_of(packed_w);
+  sizes.back() = transcoder.row_bytes();
+  const Tensor transcoded = torch::stable::new_empty(packed_w, sizes, ScalarType::Byte);
+  transcoder.write(address_of(transcoded));
+  return transcoded;
 }
 
 // `threads` are the CPU's.

@@ -4,23 +4,23 @@
 
 #include "../format/error.h"
 
-// Their host stubs, which stand for them at the CUDA runtime. Nothing here calls one, so their argument doesn't matter.
-#define UNWEIGHT_KERNELS(X)
-
+// cuda_kernels.inc is written by tools/native_build.py: UNWEIGHT_KERNEL(name) for each kernel in csrc/cuda/*.cu.
+// What is declared are host stubs, which stand for the kernels at the CUDA runtime. Nothing here calls one, so their
+// arguments don't matter.
 extern "C" {
-#define UNWEIGHT_DECLARE(name) void name();
-UNWEIGHT_KERNELS(UNWEIGHT_DECLARE)
-#undef UNWEIGHT_DECLARE
+#define UNWEIGHT_KERNEL(name) void name();
+#include "cuda_kernels.inc"
+#undef UNWEIGHT_KERNEL
 }
 
 namespace unweight {
 
 inline const void* find_kernel(const char* name) {
-#define UNWEIGHT_FIND(kernel) \
+#define UNWEIGHT_KERNEL(kernel) \
   if (std::strcmp(name, #kernel) == 0) return reinterpret_cast<const void*>(&kernel);
-  UNWEIGHT_KERNELS(UNWEIGHT_FIND)
-#undef UNWEIGHT_FIND
-  fail("kernel: ", name, " isn't in this build (csrc/torch/cuda_kernels.h)");
+#include "cuda_kernels.inc"
+#undef UNWEIGHT_KERNEL
+  fail("kernel: ", name, " is in no file of csrc/cuda");
 }
 
 }  // namespace unweight
