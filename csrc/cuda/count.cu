@@ -1,5 +1,4 @@
-// Counts of exponent pairs, of which the code table or nibble's base is made, and checksums of written blocks.
-#include "../format/checksum.h"
+// Counts of exponent pairs, of which the code table or nibble's base is made.
 #include "encode.h"
 
 namespace unweight::cuda {
@@ -79,27 +78,6 @@ extern "C" __global__ void __launch_bounds__(kCountThreads)
     empty_table(a, table);
     __syncthreads();
   }
-}
-
-// A CTA a piece of a block.
-extern "C" __global__ void __launch_bounds__(kSumThreads) unweight_sum_blocks(const __grid_constant__ SumArgument a) {
-  const uint32_t piece = blockIdx.x % a.pieces, unit = blockIdx.x / a.pieces;
-  const uint64_t matrix = unit / a.blocks, block = unit % a.blocks;
-  auto* packed = reinterpret_cast<uint8_t*>(a.packed) + matrix * a.matrix_bytes;
-  const auto* index = reinterpret_cast<const uint32_t*>(packed + a.index_offset) + block * a.stages_per_block;
-  const uint32_t begin = index[0], steps = index[a.stages_per_block] - begin;
-  const auto* words = reinterpret_cast<const uint4*>(packed + a.data_offset) + begin;
-  uint64_t sum = 0;
-  for (uint64_t i = uint64_t{piece} * kSumThreads + threadIdx.x; i < steps; i += uint64_t{a.pieces} * kSumThreads) {
-    const uint4 w = words[i];
-    const uint64_t weight = kFirstWordWeight + 4 * i;
-    sum += weight * w.x + (weight + 1) * w.y + (weight + 2) * w.z + (weight + 3) * w.w;
-  }
-#pragma unroll
-  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum += __shfl_down_sync(0xFFFFFFFFu, sum, lanes);
-  // Sums modulo 2^64: the order doesn't matter.
-  auto* checksums = reinterpret_cast<unsigned long long*>(packed + a.checksums_offset);
-  if (threadIdx.x % kLanes == 0) atomicAdd(checksums + block, sum);
 }
 
 }  // namespace unweight::cuda

@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads, kCtas)
       taken = kFirstWords;
       started = true;
     }
-#pragma unroll
+#pragma unroll 1
     for (int pair = 0; pair < kKSteps / 2; pair++) {
       uint32_t plane[4];
 #pragma unroll
