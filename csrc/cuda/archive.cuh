@@ -164,6 +164,25 @@ struct ArchiveWarp {
   }
 };
 
+// Patches ascend, so no two are of one pair, and threads can set them in any order. The share of one thread.
+static __device__ bool patches_ascend_part(const Matrix& m, const Chunk& c, uint32_t thread, uint32_t threads) {
+  const auto* positions = reinterpret_cast<const uint32_t*>(m.bytes + c.positions);
+  bool good = true;
+  for (uint32_t i = thread; i < c.patches; i += threads) {
+    good &= 2 * uint64_t{positions[i]} < c.weights;
+    good &= i == 0 || positions[i - 1] < positions[i];
+  }
+  return good;
+}
+
+// The two weights of patch `number`. (The last of an odd chunk has a neighbour in the plane: zeros.)
+static __device__ __forceinline__ uint32_t patched_pair(const Matrix& m, const Chunk& c, uint32_t number) {
+  const uint8_t* plane =
+      m.bytes + c.plane + 2 * uint64_t{reinterpret_cast<const uint32_t*>(m.bytes + c.positions)[number]};
+  const uint32_t pair = reinterpret_cast<const uint16_t*>(m.bytes + c.pairs)[number];
+  return ArchiveWarp::spread_signs(plane[0] | uint32_t{plane[1]} << 8) | make_code_entry(pair, 0);
+}
+
 static __device__ __forceinline__ void init_archive_barriers(uint32_t shared) {
   for (uint32_t i = 0; i < 2 * kPieces; i++) ptx::mbarrier_init(shared + 8 * i, 1);
   ptx::fence_mbarrier_init();

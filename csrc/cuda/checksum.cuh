@@ -36,7 +36,8 @@ static __device__ uint64_t sum_bytes(const uint8_t* bytes, uint64_t begin, uint6
     const uint32_t quads = static_cast<uint32_t>((left < kPiece ? left : kPiece) / 16);
     PartialSum part;
 #pragma unroll 4
-    for (uint32_t i = thread; i < quads; i += threads) part.add(ptx::load_once(bytes + piece + 16 * uint64_t{i}), 4 * i);
+    for (uint32_t i = thread; i < quads; i += threads)
+      part.add(ptx::load_once(bytes + piece + 16 * uint64_t{i}), 4 * i);
     sum += part.at((piece - begin) / 4);
   }
   return sum;

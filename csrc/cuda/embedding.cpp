@@ -18,12 +18,14 @@ std::vector<LaunchPlan> plan_embedding(const PackedMatrices& packed, DeviceAddre
   a.out = out;
   a.count = count;
   a.wide_ids = wide_ids;
-  const auto launch = [&](const char* kernel, uint32_t threads, uint32_t ctas_per_multiprocessor, uint32_t shared) {
-    const uint64_t most = uint64_t{ctas_per_multiprocessor} * multiprocessors;
-    return make_plan(kernel, static_cast<uint32_t>(std::min(count, most)), threads, shared, a);
-  };
-  const LaunchPlan tiles = launch("unweight_embedding_tiles", kEmbeddingThreads, 8, kEmbeddingShared);
-  const LaunchPlan archive = launch("unweight_embedding_archive", kArchiveEmbeddingThreads, 8, kArchiveShared);
+  // Of tiles, CTAs take one id after the other, so that the code table is made once. An archive's row takes so long
+  // that this doesn't matter.
+  if (count > INT32_MAX) fail("ids: ", count, " elements, allowed are 2^31 - 1 in one call");
+  const uint64_t resident = uint64_t{kEmbeddingCtas} * multiprocessors;
+  const LaunchPlan tiles = make_plan("unweight_embedding_tiles", static_cast<uint32_t>(std::min(count, resident)),
+                                     kEmbeddingThreads, kEmbeddingShared, a);
+  const LaunchPlan archive = make_plan("unweight_embedding_archive", static_cast<uint32_t>(count),
+                                       kArchiveEmbeddingThreads, kArchiveShared, a);
   if (a.packed.layout == static_cast<int>(Layout::kArchive)) return {archive};
   if (a.packed.layout != kAnyLayout) return {tiles};
   return {tiles, archive};

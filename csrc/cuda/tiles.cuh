@@ -109,8 +109,7 @@ static __device__ __forceinline__ bool decode_nibble(const WarpStage& stage, Nib
       uint32_t registers[kRegisters];
       decode_nibbles(odd ? n.y : n.x, odd ? s.z : s.x, odd ? s.w : s.y, registers);
 #pragma unroll
-      for (int i = 0; i < kRegisters; i++)
-        registers[i] = scale.unscale(registers[i]) & (i & 1 ? keep_odd : keep_even);
+      for (int i = 0; i < kRegisters; i++) registers[i] = scale.unscale(registers[i]) & (i & 1 ? keep_odd : keep_even);
       if (patched >> k & 1)
         patches.apply(stage.lane, registers, [&](uint32_t patch) { return scale.patch_exponents(patch); });
       ptx::store_matrices(to + kKStepBytes * k, registers);
@@ -124,25 +123,42 @@ struct LaneStreams {
   BitStream of[2] = {{0, 0, 0}, {0, 0, 0}};
 };
 
+// The words of a warp's stage in shared memory, as its lanes take them.
+struct Words {
+  uint32_t next;  // the same in all lanes
+  uint32_t last;  // words that no code needs may be missing at the end of a segment: this one stands for them
+  uint32_t before = ptx::lanes_before();
+
+  __device__ __forceinline__ uint32_t at(uint32_t address) const { return ptx::load_shared(min(address, last)); }
+
+  __device__ __forceinline__ void start(LaneStreams& streams, uint32_t lane) {
+#pragma unroll
+    for (BitStream& stream : streams.of) {
+      stream = {at(next + 4 * lane), at(next + 4 * (kLanes + lane)), 0};
+      next += 8 * kLanes;
+    }
+  }
+  // The four entries of a k-step; all lanes call it.
+  template <class Lookup>
+  __device__ __forceinline__ void decode(BitStream& stream, Lookup lookup, uint32_t (&entries)[kRegisters]) {
+    const bool takes = decode_four_codes(stream, lookup, entries);
+    const uint32_t takers = __ballot_sync(0xFFFFFFFFu, takes);
+    // Loaded by all lanes: a branch around it costs more than the load.
+    const uint32_t fresh = at(next + 4 * __popc(takers & before));
+    next += 4 * __popc(takers);
+    if (takes) refill(stream, fresh);
+  }
+};
+
 // False if the patches are bad. sections_fit(kHuffmanSections) holds. `table`: fill_banked_table. `start`: the streams
 // start in this stage.
 static __device__ __forceinline__ bool decode_huffman(const WarpStage& stage, uint32_t table, bool start,
                                                       LaneStreams& streams, uint32_t tile) {
-  const uint32_t section = stage.address + stage.header.section();
-  // Words that no code needs may be missing at the end of a segment: the last word of the stage stands for them.
-  const uint32_t last = stage.address + stage.bytes - 4;
-  const auto word = [last](uint32_t at) { return ptx::load_shared(min(at, last)); };
-  Patches patches(section, stage.header.patches());
-  uint32_t next = patches.end;
-  if (start) {
-#pragma unroll
-    for (BitStream& stream : streams.of) {
-      stream = {word(next + 4 * stage.lane), word(next + 4 * (kLanes + stage.lane)), 0};
-      next += 8 * kLanes;
-    }
-  }
+  Patches patches(stage.address + stage.header.section(), stage.header.patches());
+  Words words{patches.end, stage.address + stage.bytes - 4};
+  if (start) words.start(streams, stage.lane);
   const uint32_t to = matrix_row(tile, stage.lane), patched = stage.header.patched_ksteps();
-  const uint32_t column = table + 4 * stage.lane, before = ptx::lanes_before();
+  const uint32_t column = table + 4 * stage.lane;
   const auto lookup = [column](uint32_t x) { return ptx::load_shared(dot4(x, 0x80000000u, column)); };
 #pragma unroll 1
   for (int pair = 0; pair < kKSteps / 2; pair++) {
@@ -150,14 +166,8 @@ static __device__ __forceinline__ bool decode_huffman(const WarpStage& stage, ui
 #pragma unroll
     for (int odd = 0; odd < 2; odd++) {
       const int k = 2 * pair + odd;
-      BitStream& stream = streams.of[odd];
       uint32_t entries[kRegisters], registers[kRegisters];
-      const bool takes = decode_four_codes(stream, lookup, entries);
-      const uint32_t takers = __ballot_sync(0xFFFFFFFFu, takes);
-      // Loaded by all lanes: a branch around it costs more than the load.
-      const uint32_t fresh = word(next + 4 * __popc(takers & before));
-      next += 4 * __popc(takers);
-      if (takes) refill(stream, fresh);
+      words.decode(streams.of[odd], lookup, entries);
       merge_entries(entries, odd ? s.z : s.x, odd ? s.w : s.y, registers);
       if (patched >> k & 1) patches.apply(stage.lane, registers, [](uint32_t patch) { return patch; });
       ptx::store_matrices(to + kKStepBytes * k, registers);

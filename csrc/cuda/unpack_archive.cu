@@ -42,26 +42,13 @@ static __device__ void decode_chunk(const Matrix& m, const Chunk& c, uint32_t sh
   warp.finish();
 }
 
-// Patches ascend, so no two are of one pair, and threads can set them in any order.
-static __device__ bool patches_ascend(const Matrix& m, const Chunk& c) {
-  const auto* positions = reinterpret_cast<const uint32_t*>(m.bytes + c.positions);
-  bool good = true;
-  for (uint32_t i = threadIdx.x; i < c.patches; i += kArchiveThreads) {
-    good &= 2 * uint64_t{positions[i]} < c.weights;
-    good &= i == 0 || positions[i - 1] < positions[i];
-  }
-  return __syncthreads_and(good);
-}
-
 static __device__ void apply_patches(const Matrix& m, const Chunk& c, uint16_t* out) {
   const auto* positions = reinterpret_cast<const uint32_t*>(m.bytes + c.positions);
-  const auto* pairs = reinterpret_cast<const uint16_t*>(m.bytes + c.pairs);
-  const uint8_t* plane = m.bytes + c.plane;
   for (uint32_t i = threadIdx.x; i < c.patches; i += kArchiveThreads) {
     const uint64_t at = 2 * uint64_t{positions[i]};
-    const uint32_t pair = pairs[i], signs = ArchiveWarp::spread_signs(plane[at] | uint32_t{plane[at + 1]} << 8);
-    out[at] = static_cast<uint16_t>(signs | (pair & 255) << 7);
-    if (at + 1 < c.weights) out[at + 1] = static_cast<uint16_t>(signs >> 16 | pair >> 8 << 7);
+    const uint32_t weights = patched_pair(m, c, i);
+    out[at] = static_cast<uint16_t>(weights);
+    if (at + 1 < c.weights) out[at + 1] = static_cast<uint16_t>(weights >> 16);
   }
 }
 
@@ -101,8 +88,8 @@ extern "C" __global__ void __launch_bounds__(kArchiveThreads)
     add_warp_sum(block_sum(a.packed, a.sums, matrix, number),
                  sum_bytes(m.bytes, chunk.begin, chunk.end, threadIdx.x - kLanes, kSummers));
   }
-  // The barrier in there also makes the decoded pairs older than the patched ones.
-  if (!patches_ascend(m, chunk)) {
+  // The barrier in here also makes the decoded pairs older than the patched ones.
+  if (!__syncthreads_and(patches_ascend_part(m, chunk, threadIdx.x, kArchiveThreads))) {
     if (threadIdx.x == 0) report(a.status, Flaw::kChunkPatch, matrix, number);
   } else if (out) {
     apply_patches(m, chunk, out);
