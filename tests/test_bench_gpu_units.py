@@ -159,6 +159,21 @@ def test_a_missing_submodule_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         thunderkittens.run("gemm", "cuda")
 
 
+def test_linkers_find_a_driver_that_only_runs_programs(tmp_path: Path) -> None:
+    """A library that is there as libcuda.so.1 alone, as drivers install it, is what -lcuda links."""
+    source = tmp_path / "cuda.c"
+    source.write_text("int cuInit(unsigned flags) { return flags; }\n")
+    driver = tmp_path / "driver" / "libcuda.so.1"
+    driver.parent.mkdir()
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", source, "-o", driver], check=True)
+    main = tmp_path / "main.c"
+    main.write_text("int cuInit(unsigned); int main(void) { return cuInit(7); }\n")
+    environment = thunderkittens.link_environment(driver, tmp_path / "link")
+    subprocess.run(["gcc", main, "-lcuda", "-o", tmp_path / "main"], check=True, env=environment)
+    done = subprocess.run([tmp_path / "main"], env={**environment, "LD_LIBRARY_PATH": str(driver.parent)})
+    assert done.returncode == 7
+
+
 # Cold buffers and times.
 
 

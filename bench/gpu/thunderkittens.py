@@ -5,9 +5,13 @@ It times itself with rotating buffers and checks itself against a plain product;
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from .record import ROOT
 from .step import NotRun, Step
@@ -28,6 +32,27 @@ def require() -> None:
 def build_command(nvcc: str) -> list[str]:
     """Through its own Makefile, so with the flags that it wants; the program goes outside the submodule."""
     return ["make", "-C", str(GEMM), f"NVCC={nvcc}", f"OUT={PROGRAM}", str(PROGRAM)]
+
+
+def driver_library() -> Path | None:
+    """The driver's library as this machine has it, loaded or not; None without one."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    maps = Path("/proc/self/maps").read_text()
+    return next((Path(line.split()[-1]) for line in maps.splitlines() if "/libcuda.so" in line), None)
+
+
+def link_environment(driver: Path, folder: Path) -> dict[str, str]:
+    """Lets -lcuda find `driver`: machines that only run CUDA programs have the library, but not under the name that
+    linkers look for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "libcuda.so"
+    link.unlink(missing_ok=True)
+    link.symlink_to(driver)
+    places = filter(None, [str(folder), os.environ.get("LIBRARY_PATH", "")])
+    return {**os.environ, "LIBRARY_PATH": os.pathsep.join(places)}
 
 
 def read(text: str) -> dict:
@@ -52,11 +77,14 @@ def run(unit: str, device: str) -> dict:
     import native_build
 
     nvcc = native_build.find_nvcc()
-    if nvcc is None:
-        raise NotRun("no nvcc to build it with")
+    driver = driver_library()
+    for tool, found in {"nvcc": nvcc, "make": shutil.which("make"), "libcuda.so.1": driver}.items():
+        if not found:
+            raise NotRun(f"no {tool} to build it with")
     PROGRAM.parent.mkdir(exist_ok=True)
+    environment = link_environment(driver, PROGRAM.parent / "thunderkittens_link")
     for command in (build_command(str(nvcc.path)), [str(PROGRAM)]):
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         print(done.stdout)
         if done.returncode:
             raise RuntimeError(f"{command[0]} ended with status {done.returncode}: {done.stdout[-500:]}")
