@@ -76,13 +76,15 @@ struct PieceRing {
   __device__ __forceinline__ void drain() { wait(asked); }
 };
 
-// The word ring starts at the 16-byte step in which the words start. 2^32 words of lead are too many for no one.
+// Rounds come in groups that use one piece of the plane: what is asked for and waited for is looked at once a group.
 struct ArchiveWarp {
   PieceRing plane, words;
   uint32_t table, lane, before;
   uint64_t policy;
-  uint64_t next, words_end;  // words, counted from the word ring's start
-  uint64_t round = 0;
+  // Words, counted from the word ring's start: the 16-byte step in which they start. Decoding a chunk takes fewer than
+  // 2^31, whatever its header says.
+  uint32_t next, words_end;
+  uint32_t round = 0;
   uint32_t w0[2], w1[2], position[2];
 
   // Barriers are initialised, the table is filled, and all of the warp calls this.
@@ -94,34 +96,32 @@ struct ArchiveWarp {
         before(ptx::lanes_before()),
         policy(ptx::evict_first_policy()) {
     next = c.words % 16 / 4;
-    words_end = next + c.word_count;
-    prepare();
+    words_end = next + min(c.word_count, 1u << 31);
+    prepare();  // of these words at most 128 + 3 are taken here, and all are there
 #pragma unroll
     for (int s = 0; s < 2; s++) {
       w0[s] = word(next + kLanes * s + lane);
+      w1[s] = word(next + kArchiveStreams + kLanes * s + lane);
       position[s] = 0;
     }
-    next += kArchiveStreams;
-    prepare();
-#pragma unroll
-    for (int s = 0; s < 2; s++) w1[s] = word(next + kLanes * s + lane);
-    next += kArchiveStreams;
+    next += 2 * kArchiveStreams;
   }
 
   // Words behind the last are 0.
-  __device__ __forceinline__ uint32_t word(uint64_t at) const {
-    return at < words_end ? ptx::load_shared(words.ring + 4 * (static_cast<uint32_t>(at) % (kPieces * kPieceWords)))
-                          : 0;
+  __device__ __forceinline__ uint32_t word(uint32_t at) const {
+    return at < words_end ? ptx::load_shared(words.ring + 4 * (at % (kPieces * kPieceWords))) : 0;
   }
 
-  // Before each round: its signs and the next 64 words are there.
+  // Before each group of rounds: its signs are there, and as many words as it can take.
   __device__ __forceinline__ void prepare() {
-    __syncwarp();  // what was in the ring is read
-    plane.ask(static_cast<uint32_t>(round / kPieceRounds), lane, policy);
-    words.ask(static_cast<uint32_t>(min(next, words_end) / kPieceWords), lane, policy);
-    plane.wait(static_cast<uint32_t>(round / kPieceRounds) + 1);
-    words.wait(static_cast<uint32_t>((min(next, words_end) + kArchiveStreams - 1) / kPieceWords) + 1);
+    const uint32_t piece = round / kPieceRounds, first = min(next, words_end);
+    __syncwarp();  // what was in the rings is read
+    plane.ask(piece, lane, policy);
+    words.ask(first / kPieceWords, lane, policy);
+    plane.wait(piece + 1);
+    words.wait((first + kPieceRounds * kArchiveStreams - 1) / kPieceWords + 1);
   }
+  __device__ __forceinline__ bool group_starts() const { return round % kPieceRounds == 0; }
 
   // Entries of the round's pairs lane, lane + 32, lane + 64, lane + 96.
   __device__ __forceinline__ void decode(uint32_t (&entries)[4]) {
@@ -147,10 +147,10 @@ struct ArchiveWarp {
     round++;
   }
 
-  // Signs and mantissas of pair `pair` (0…127) of the round that `decode` gave last, where a register has them.
-  __device__ __forceinline__ uint32_t signs(uint32_t pair) const {
-    const uint32_t at = static_cast<uint32_t>(round - 1) % (kPieces * kPieceRounds) * kPlaneRoundBytes + 2 * pair;
-    return spread_signs(ptx::load_shared_half(plane.ring + at));
+  // Signs and mantissas of pair `first` + lane of the round that `decode` gave last, where a register has them.
+  __device__ __forceinline__ uint32_t signs(uint32_t first) const {
+    const uint32_t at = (round - 1) % (kPieces * kPieceRounds) * kPlaneRoundBytes + 2 * lane;
+    return spread_signs(ptx::load_shared_half(plane.ring + at + 2 * first));
   }
 
   static __device__ __forceinline__ uint32_t spread_signs(uint32_t two_bytes) {

@@ -62,25 +62,25 @@ struct StageHead {
 
 // A row of a stage over the lanes of a warp: lane 4k + q has k-step k's columns 2q, 2q + 1 and 8 columns further.
 struct StageRow {
-  uint32_t registers[2];
+  uint32_t near, far;
 
   // To `out`, of which `columns` weights are there. Quads exchange, so that lanes store 8 bytes where rows allow it.
   __device__ __forceinline__ void store(uint16_t* out, uint64_t columns, bool aligned_8, uint32_t lane) const {
     const uint32_t quarter = lane % 4, at = lane / 4 * kKStepColumns;
     if (aligned_8) {
       const uint32_t from = (lane & ~3u) + 2 * quarter % 4;
-      const uint32_t a = __shfl_sync(0xFFFFFFFFu, registers[0], from), b = __shfl_sync(0xFFFFFFFFu, registers[1], from);
-      const uint32_t c = __shfl_sync(0xFFFFFFFFu, registers[0], from + 1);
-      const uint32_t d = __shfl_sync(0xFFFFFFFFu, registers[1], from + 1);
+      const uint32_t a = __shfl_sync(0xFFFFFFFFu, near, from), b = __shfl_sync(0xFFFFFFFFu, far, from);
+      const uint32_t c = __shfl_sync(0xFFFFFFFFu, near, from + 1);
+      const uint32_t d = __shfl_sync(0xFFFFFFFFu, far, from + 1);
       const uint32_t column = at + 4 * quarter;
       if (column < columns) *reinterpret_cast<uint2*>(out + column) = quarter < 2 ? make_uint2(a, c) : make_uint2(b, d);
       return;
     }
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-      const uint32_t column = at + 2 * quarter + 8 * i;
-      if (column < columns) out[column] = static_cast<uint16_t>(registers[i]);
-      if (column + 1 < columns) out[column + 1] = static_cast<uint16_t>(registers[i] >> 16);
+      const uint32_t column = at + 2 * quarter + 8 * i, weights = i ? far : near;
+      if (column < columns) out[column] = static_cast<uint16_t>(weights);
+      if (column + 1 < columns) out[column + 1] = static_cast<uint16_t>(weights >> 16);
     }
   }
 };
@@ -88,7 +88,7 @@ struct StageRow {
 static __device__ __forceinline__ StageRow read_raw_row(const uint8_t* stage, const RowPlace& place, uint32_t lane) {
   const uint32_t at = kStageHeaderBytes + kWarpRawBytes * place.warp + 512 * (lane / 4);
   const uint4 a = *reinterpret_cast<const uint4*>(stage + at + 16 * (place.first_lane + lane % 4));
-  return {{place.odd ? a.y : a.x, place.odd ? a.w : a.z}};
+  return {place.odd ? a.y : a.x, place.odd ? a.w : a.z};
 }
 
 // Number `rank` of the bits that are set in 8 bits.
@@ -118,10 +118,9 @@ static __device__ __forceinline__ bool apply_row_patches(const uint8_t* patches,
     for (uint32_t left = __ballot_sync(kAll, here); left; left &= left - 1) {
       const uint32_t from = __ffs(left) - 1, to = __shfl_sync(kAll, target, from);
       const uint32_t found = __shfl_sync(kAll, patch, from), exponents = scale.patch_exponents(found);
-#pragma unroll
-      for (uint32_t i = 0; i < 2; i++)
-        if (lane == to && patch_place(found) / 2 % 2 == i)
-          row.registers[i] = select_bits(kExponentBits, exponents, row.registers[i]);
+      const bool far = patch_place(found) / 2 % 2;
+      if (lane == to && !far) row.near = select_bits(kExponentBits, exponents, row.near);
+      if (lane == to && far) row.far = select_bits(kExponentBits, exponents, row.far);
     }
   }
   return done == patched;
@@ -133,7 +132,7 @@ static __device__ __forceinline__ bool read_nibble_row(const StageHead& stage, c
   const uint8_t* section = stage.bytes + stage.header.section();
   if (stage.header.has_zero_rows()) {
     if (load_word(section) >> place.row & 1) {
-      row = {{0, 0}};
+      row = {0, 0};
       return true;
     }
     section += 4;
@@ -145,8 +144,8 @@ static __device__ __forceinline__ bool read_nibble_row(const StageHead& stage, c
                                8 * holder + 4 * (k % 2));
   uint32_t registers[kRegisters];
   decode_nibbles(n, s.x, s.y, registers);
-  row.registers[0] = scale.unscale(place.odd ? registers[1] : registers[0]);
-  row.registers[1] = scale.unscale(place.odd ? registers[3] : registers[2]);
+  row.near = scale.unscale(place.odd ? registers[1] : registers[0]);
+  row.far = scale.unscale(place.odd ? registers[3] : registers[2]);
   return stage.header.patches() + stage.header.patched_ksteps() == 0 ||
          apply_row_patches(section, stage.header, place, scale, lane, row);
 }

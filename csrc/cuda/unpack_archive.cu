@@ -3,7 +3,7 @@
 //
 // expects: UBLKCP
 // hot loop: unweight_unpack_archive 8
-// budget: unweight_unpack_archive 16.0
+// budget: unweight_unpack_archive 15.0
 #include "archive.cuh"
 
 namespace unweight::cuda {
@@ -12,29 +12,30 @@ namespace {
 static __device__ void decode_chunk(const Matrix& m, const Chunk& c, uint32_t shared, uint32_t lane, uint16_t* out) {
   ArchiveWarp warp(m, c, shared, lane);
   const uint64_t pairs = c.weights / 2;
-  auto* out_pairs = reinterpret_cast<uint32_t*>(out);  // a chunk starts at a multiple of 64 weights
-  uint64_t first = 0;                                  // pair of the round
-#pragma unroll 1
-  for (; first + kRoundPairs <= pairs; first += kRoundPairs) {
+  const uint32_t rounds = static_cast<uint32_t>(pairs / kRoundPairs);  // below 2^26
+  auto* to = reinterpret_cast<uint32_t*>(out) + lane;                  // a chunk starts at a multiple of 64 weights
+  uint32_t entries[4];
+  for (uint32_t left = rounds; left;) {
     warp.prepare();
-    uint32_t entries[4];
-    warp.decode(entries);
+    const uint32_t group = min(left, kPieceRounds);
+    left -= group;
+#pragma unroll 1
+    for (uint32_t i = 0; i < group; i++, to += kRoundPairs) {
+      warp.decode(entries);
+      if (!out) continue;
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-      const uint32_t pair = kLanes * i + lane;
-      if (out) __stcs(out_pairs + first + pair, warp.signs(pair) | (entries[i] & kExponentBits));
+      for (uint32_t j = 0; j < 4; j++) __stcs(to + kLanes * j, warp.signs(kLanes * j) | (entries[j] & kExponentBits));
     }
   }
-  if (2 * first < c.weights) {
-    warp.prepare();
-    uint32_t entries[4];
+  const uint64_t first = uint64_t{rounds} * 2 * kRoundPairs;
+  if (first < c.weights) {
+    if (warp.group_starts()) warp.prepare();
     warp.decode(entries);
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-      const uint32_t pair = kLanes * i + lane;
-      const uint64_t at = 2 * (first + pair);
+    for (uint32_t j = 0; j < 4; j++) {
+      const uint64_t at = first + 2 * (kLanes * j + lane);
       if (!out || at >= c.weights) continue;
-      const uint32_t weights = warp.signs(pair) | (entries[i] & kExponentBits);
+      const uint32_t weights = warp.signs(kLanes * j) | (entries[j] & kExponentBits);
       out[at] = static_cast<uint16_t>(weights);
       if (at + 1 < c.weights) out[at + 1] = static_cast<uint16_t>(weights >> 16);
     }
