@@ -15,7 +15,6 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-import check_cubin
 import native_build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -203,62 +202,6 @@ def test_build_asks_for_torch_only_where_there_is_none(python_without_torch: Pat
         text=True,
     )
     assert here.stdout == "[]\n", here.stderr
-
-
-@pytest.fixture(scope="module")
-def nvcc() -> str:
-    found = native_build.find_nvcc()
-    if found is None:
-        pytest.skip(
-            "no nvcc 12.4 or newer on the path, in CUDA_HOME or in site-packages: nothing here was compiled for a GPU"
-        )
-    return str(found.path)
-
-
-def test_decode_headers_compile_for_hopper_without_spills(nvcc: str, tmp_path: Path) -> None:
-    cubin = tmp_path / "decode_check.cubin"
-    ptxas, problems = check_cubin.compile_checked(nvcc, str(ROOT / "csrc/cuda/decode_check.cu"), str(cubin))
-    assert problems == []
-    for kernel in ("check_nibble", "check_huffman"):
-        assert re.search(rf"Compiling entry function '\S*{kernel}\S*' for 'sm_90a'", ptxas)
-    assert cubin.read_bytes()[:4] == b"\x7fELF"
-
-
-SPILLS = """
-__global__ void __launch_bounds__(1024, 2) seeded(const float4* in, float4* out, int n) {
-  float4 a[24];
-  for (int i = 0; i < 24; i++) a[i] = in[i * 1024 + threadIdx.x];
-  for (int k = 0; k < n; k++)
-    #pragma unroll
-    for (int i = 0; i < 24; i++) { a[i].x += a[(i + 7) % 24].y * a[(i + 5) % 24].z; a[i].w *= a[(i + 3) % 24].x; }
-  for (int i = 0; i < 24; i++) out[i * 1024 + threadIdx.x] = a[i];
-}"""
-# An array in registers can't be indexed at run time.
-LOCAL_ARRAY = """
-__global__ void seeded(const int* in, int* out, int n) {
-  int a[16];
-  for (int i = 0; i < 16; i++) a[i] = in[i * 32 + threadIdx.x];
-  for (int k = 0; k < n; k++) a[in[k] & 15] += k;
-  for (int i = 0; i < 16; i++) out[i * 32 + threadIdx.x] = a[i];
-}"""
-
-
-@pytest.mark.parametrize("kernel", [SPILLS, LOCAL_ARRAY], ids=["spills", "local array"])
-def test_a_kernel_that_leaves_its_registers_fails_the_check(kernel: str, nvcc: str, tmp_path: Path) -> None:
-    source = tmp_path / "seeded.cu"
-    source.write_text(kernel)
-    command = [sys.executable, TOOLS / "check_cubin.py", "--nvcc", nvcc, source, tmp_path / "seeded.cubin"]
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    assert done.returncode == 1 and re.search(r"seeded\S*: [1-9]\d* B of local memory", done.stderr), done.stderr
-
-
-def test_repaired_wgmma_is_a_problem() -> None:
-    # As ptxas of CUDA 13.0 writes it.
-    remark = (
-        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
-        "insufficient register resources for the wgmma pipeline in the function 'k'"
-    )
-    assert check_cubin.problems(remark) == [remark]
 
 
 @pytest.mark.slow
