@@ -21,7 +21,7 @@ from bench.gpu.step import NotRun  # noqa: E402
 # The checks themselves, on the CPU.
 
 
-@pytest.mark.parametrize("unit", [u for u in exact.UNITS if u.startswith(("unpack", "embedding", "verify"))])
+@pytest.mark.parametrize("unit", [u for u in exact.UNITS if u.startswith(("unpack", "embedding", "verify", "product"))])
 def test_checks_hold_on_the_cpu(unit: str) -> None:
     assert exact.run(unit, "cpu") == {"cases": 143}
 
@@ -61,6 +61,17 @@ def test_wrong_bytes_of_a_transcode_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert "elements differ" in exact.check_transcode(case, ("huffman", "nibble"), "cpu")
 
 
+def test_a_wrong_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = exact.Case("trained", (65, 129))
+    monkeypatch.setattr(exact.Case, "packed", lambda self, layout: _pack(self.weight().roll(1), layout))
+    assert "elements differ" in exact.check_product(case, "nibble", "cpu")
+
+
+def test_graphs_are_not_checked_without_a_gpu() -> None:
+    with pytest.raises(NotRun, match="a CPU has no graphs"):
+        exact.run("graph nibble", "cpu")
+
+
 def test_damage_that_goes_unseen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "damaged_copies", lambda packed: iter([("nothing", packed)]))
     assert (
@@ -69,7 +80,7 @@ def test_damage_that_goes_unseen_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_failures_of_cases_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "check_unpack", lambda case, layout, device: "wrong" if case.shape == (1, 7) else "")
+    monkeypatch.setitem(exact.CHECKS, "unpack", lambda case, layout, device: "wrong" if case.shape == (1, 7) else "")
     with pytest.raises(AssertionError, match=r"^11 of 143 cases: trained 1x7: wrong; .*; and 8 more$"):
         exact.run("unpack raw", "cpu")
 
@@ -78,7 +89,7 @@ def test_an_error_names_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(case: exact.Case, layout: str, device: str) -> str:
         raise ValueError("an illegal memory access")
 
-    monkeypatch.setattr(exact, "check_unpack", broken)
+    monkeypatch.setitem(exact.CHECKS, "unpack", broken)
     with pytest.raises(RuntimeError, match="^trained 1x1: an illegal memory access$"):
         exact.run("unpack raw", "cpu")
 

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from .record import ROOT
-from .step import Step
+from .step import NotRun, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,8 @@ UNITS = (
     *(f"embedding {layout}" for layout in LAYOUTS),
     *(f"transcode {a} to {b}" for a, b in TRANSCODES),
     *(f"verify {layout}" for layout in LAYOUTS),
+    *(f"product {layout}" for layout in LAYOUTS),
+    *(f"graph {layout}" for layout in LAYOUTS),
     *(f"large {layout}" for layout in LAYOUTS),
     "large transcode",
 )
@@ -123,6 +125,44 @@ def check_transcode(case: Case, layouts: tuple[str, str], device: str) -> str:
     return _bf16_difference(got, case.packed(target))
 
 
+def check_product(case: Case, layout: str, device: str) -> str:
+    """An exact product has the bits of torch's own with the plain weight."""
+    import torch
+
+    if len(case.shape) == 3 or case.content != "trained":
+        return ""
+    generator = torch.Generator().manual_seed(0)
+    n, k = case.shape
+    x, bias = torch.randn(5, k, generator=generator).bfloat16(), torch.randn(n, generator=generator).bfloat16()
+    x, bias = x.to(device), bias.to(device)
+    got = torch.ops.unweight.linear(x, case.packed(layout).to(device), bias, exact=True)
+    return _bf16_difference(got, torch.nn.functional.linear(x, case.weight().to(device), bias).cpu())
+
+
+def check_graph(case: Case, layout: str, device: str) -> str:
+    """A captured lookup gives the rows of the ids that are there when it is replayed."""
+    import torch
+
+    if device != "cuda":
+        raise NotRun("a CPU has no graphs")
+    if len(case.shape) == 3:
+        return ""
+    n, k = case.shape
+    packed, ids = case.packed(layout).to(device), torch.zeros(8, dtype=torch.int64, device=device)
+    torch.ops.unweight.embedding(ids, packed, k)  # loads the kernels, which a capture can't
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = torch.ops.unweight.embedding(ids, packed, k)
+    for turn in range(2):
+        wanted = (torch.arange(8) * (turn + 3) + turn) % n
+        ids.copy_(wanted)
+        graph.replay()
+        if found := _bf16_difference(got, case.weight()[wanted]):
+            return f"replay {turn}: {found}"
+    return ""
+
+
 def damaged_copies(packed: Tensor) -> Iterator[tuple[str, Tensor]]:
     """One flipped bit in each part of the last matrix."""
     import torch
@@ -165,6 +205,16 @@ def check_verify(case: Case, layout: str, device: str) -> str:
     return ""
 
 
+# What a unit's verb means, for one layout.
+CHECKS = {
+    "unpack": check_unpack,
+    "embedding": check_embedding,
+    "verify": check_verify,
+    "product": check_product,
+    "graph": check_graph,
+}
+
+
 def checks_of(unit: str) -> Iterator[tuple[Case, Callable[..., str]]]:
     """Cases, each with what says of it on a device what is wrong."""
     verb, _, rest = unit.partition(" ")
@@ -176,8 +226,7 @@ def checks_of(unit: str) -> Iterator[tuple[Case, Callable[..., str]]]:
     elif verb == "transcode":
         checks = [partial(check_transcode, layouts=layouts)]
     else:
-        check = {"unpack": check_unpack, "embedding": check_embedding, "verify": check_verify}[verb]
-        checks = [partial(check, layout=rest)]
+        checks = [partial(CHECKS[verb], layout=rest)]
     yield from ((case, check) for case in cases(verb == "large") for check in checks)
 
 
@@ -192,6 +241,8 @@ def run(unit: str, device: str) -> dict:
         done += 1
         try:
             found = check(case, device=device)
+        except NotRun:
+            raise
         except Exception as error:
             # Of no more use afterwards if it was a fault of the GPU, so the unit ends here.
             raise RuntimeError(f"{case}: {error}") from error
