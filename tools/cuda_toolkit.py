@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -15,8 +16,8 @@ from pathlib import Path
 
 MINIMUM_NVCC = (12, 4)
 # The packages that hold an nvcc with all that it needs (`./run tests` installs them where there is none).
-PIP_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime")
-INSTALL_HINT = f"install a CUDA toolkit, or `pip install {' '.join(f'{name}==13.0.*' for name in PIP_PACKAGES)}`"
+PIP_PACKAGES = tuple(f"nvidia-{name}==13.0.*" for name in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime"))
+INSTALL_HINT = f"install a CUDA toolkit, or `pip install {' '.join(PIP_PACKAGES)}`"
 NVCC_NOT_FOUND = "no nvcc 12.4 or newer on the path, in CUDA_HOME or in site-packages"
 
 COMPILE_FLAGS = ["-O3", "-std=c++17", "-lineinfo"]
@@ -82,3 +83,18 @@ def find_nvcc() -> Nvcc | None:
             if found and (version := (int(found[1]), int(found[2]))) >= MINIMUM_NVCC:
                 return Nvcc(Path(place), version)
     return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Says which nvcc the build takes.")
+    parser.add_argument("--missing", action="store_true", help="pip's packages that are needed instead: none with one")
+    arguments = parser.parse_args()
+    nvcc = find_nvcc()
+    if arguments.missing:
+        print(*([] if nvcc else PIP_PACKAGES))
+    else:
+        print(f"{nvcc.path} {nvcc.version[0]}.{nvcc.version[1]}" if nvcc else NVCC_NOT_FOUND)
+
+
+if __name__ == "__main__":
+    main()
