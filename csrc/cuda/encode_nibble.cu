@@ -5,69 +5,79 @@
 namespace unweight::cuda {
 namespace {
 
-constexpr uint32_t kWindow = 16;
+constexpr uint32_t kCodeBits = 0x07800780;     // 4-bit codes of both weights, where their exponents begin
+constexpr uint32_t kOutsideBits = 0xF800F800;  // not 0 if exponent minus base is no code
+constexpr uint32_t kGuardBits = 0x80008000;
+constexpr uint32_t kFirstHalf = 0x0000FFFF;
 constexpr int kMostScaled = 190;
 
-// All of a lane's registers of a stage, and what of them is weight.
-struct LaneWeights {
-  uint32_t registers[kKSteps][kRegisters];
-  uint32_t zero_rows;  // of the warp: rows that are +0 in all their columns
-  int lane, rows, columns;
+// The warp's registers, with the base as exponent of everything that has no code of its own: padding and zero rows get
+// code 0 and in patches 112, as the format wants them, and nothing below has to ask what they are.
+struct NibbleTile {
+  const WarpTile& tile;
+  int lane, columns;
+  uint32_t base_pair;
+  uint32_t zero_rows = 0;           // rows that are +0 in all their columns
+  uint32_t fill_upper, fill_lower;  // of the two rows of this lane
 
-  __device__ __forceinline__ LaneWeights(const WarpTile& tile, const WarpRows& from, int lane)
-      : lane(lane), rows(from.rows), columns(from.columns) {
+  __device__ __forceinline__ NibbleTile(const WarpTile& tile, const WarpRows& from, uint32_t base, int lane)
+      : tile(tile), lane(lane), columns(from.columns), base_pair(base << 7 | base << 23) {
     uint32_t upper = 0, lower = 0;
 #pragma unroll
     for (int k = 0; k < kKSteps; k++) {
-      load_registers(tile, k, lane, registers[k]);
-      upper |= registers[k][0] | registers[k][2];
-      lower |= registers[k][1] | registers[k][3];
+      uint32_t r[kRegisters];
+      load_registers(tile, k, lane, r);
+      upper |= r[0] | r[2];
+      lower |= r[1] | r[3];
     }
     // Four lanes hold a row of the first eight, and the row 8 below.
-    const uint32_t upper_lanes = __ballot_sync(kAllLanes, upper != 0),
-                   lower_lanes = __ballot_sync(kAllLanes, lower != 0);
+    const uint32_t upper_lanes = __ballot_sync(kAllLanes, upper != 0);
+    const uint32_t lower_lanes = __ballot_sync(kAllLanes, lower != 0);
     const uint32_t lanes = lane < 8 ? upper_lanes : lower_lanes;
-    zero_rows = __ballot_sync(kAllLanes, lane < rows && !(lanes >> lane % 8 * 4 & 15));
+    zero_rows = __ballot_sync(kAllLanes, lane < from.rows && !(lanes >> lane % 8 * 4 & 15));
+    const auto fill = [&](int row) { return row >= from.rows || (zero_rows >> row & 1) ? base_pair : 0; };
+    fill_upper = fill(fragment_row(0, lane, 0));
+    fill_lower = fill(fragment_row(0, lane, 1));
   }
 
-  // Bit h: weight h of register i has a code or patch of its own.
-  __device__ __forceinline__ uint32_t real(int kstep, int i) const {
-    const int row = fragment_row(0, lane, i), column = fragment_column(kstep, lane, i);
-    if (row >= rows || (zero_rows >> row & 1)) return 0;
-    return (column < columns ? 1u : 0u) | (column + 1 < columns ? 2u : 0u);
+  __device__ __forceinline__ void load(int kstep, uint32_t (&registers)[kRegisters]) const {
+    load_registers(tile, kstep, lane, registers);
+#pragma unroll
+    for (int i = 0; i < kRegisters; i++) registers[i] |= i & 1 ? fill_lower : fill_upper;
+    if (columns == kStageColumns) return;
+#pragma unroll
+    for (int i = 0; i < kRegisters; i++) {
+      const int left = columns - fragment_column(kstep, lane, i);
+      registers[i] |= left >= 2 ? 0 : left == 1 ? base_pair & ~kFirstHalf : base_pair;
+    }
   }
 };
 
 struct NibbleRegister {
-  uint32_t codes = 0;  // at bits 7 and 23
-  bool outside = false;
+  uint32_t codes;  // at bits 7 and 23
+  bool outside;    // an exponent has no code: the register needs a patch
 
-  __device__ __forceinline__ NibbleRegister(uint32_t base, uint32_t weights, uint32_t real) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const uint32_t code = (weights >> (16 * h + 7) & 255) - base;
-      if (!(real >> h & 1)) continue;
-      if (code < kWindow)
-        codes |= code << (16 * h + 7);
-      else
-        outside = true;
-    }
+  __device__ __forceinline__ NibbleRegister(uint32_t base_pair, uint32_t weights) {
+    // Both exponents at once: the guard bits keep one from borrowing from the other.
+    const uint32_t difference = ((weights & kExponentBits) | kGuardBits) - base_pair;
+    const uint32_t out = (difference ^ kGuardBits) & kOutsideBits;
+    outside = out != 0;
+    codes = difference & kCodeBits & (out & kFirstHalf ? ~kFirstHalf : ~0u) & (out & ~kFirstHalf ? kFirstHalf : ~0u);
   }
 };
 
-// The scaled exponents of a patch; false in `fits` if one of them has no scaled form.
-__device__ __forceinline__ uint32_t scaled_exponents(uint32_t base, uint32_t weights, uint32_t real, bool& fits) {
+// The exponents of a patch; `fits` is false if one of them has no scaled form.
+__device__ __forceinline__ uint32_t scaled_exponents(uint32_t base_pair, uint32_t weights, bool& fits) {
+  const int scale = kNibbleScaledBase - static_cast<int>(base_pair >> 23);
   uint32_t patch = 0;
+  fits = true;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const uint32_t weight = weights >> (16 * h) & 0xFFFF, exponent = weight >> 7 & 255;
-    int scaled = static_cast<int>(exponent + kNibbleScaledBase - base);
-    if (exponent == 0 || exponent == 255)
-      scaled = exponent;
-    else if (scaled < 1 || scaled > kMostScaled)
-      fits = fits && !(real >> h & 1);
-    if (exponent == 0 && (weight & 0x7F)) fits = fits && !(real >> h & 1);  // a subnormal has no exponent to scale
-    if (!(real >> h & 1)) scaled = kNibbleScaledBase;
+    const int exponent = weights >> (16 * h + 7) & 255, mantissa = weights >> 16 * h & 0x7F;
+    const bool special = exponent == 0 || exponent == 255;
+    const int scaled = special ? exponent : exponent + scale;
+    // A subnormal other than zero has no exponent to scale.
+    fits = fits && (special ? exponent == 255 || mantissa == 0 : scaled >= 1 && scaled <= kMostScaled);
     patch |= static_cast<uint32_t>(scaled) << (16 * h + 7);
   }
   return patch;
@@ -84,23 +94,27 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads)
   const BandMatrix matrix(a, at.matrix);
   const WarpRows rows = warp_rows(a.band, matrix, at.block, at.stage, warp);
   fill_tile(tiles[warp], rows, {0, false}, lane);
-  const LaneWeights weights(tiles[warp], rows, lane);
+  const NibbleTile tile(tiles[warp], rows, a.nibble_base, lane);
   uint32_t patches = 0;
-  bool fits = true;
-#pragma unroll
-  for (int k = 0; k < kKSteps; k++)
+  bool all_fit = true;
+#pragma unroll 2
+  for (int k = 0; k < kKSteps; k++) {
+    uint32_t registers[kRegisters];
+    tile.load(k, registers);
 #pragma unroll
     for (int i = 0; i < kRegisters; i++) {
-      const uint32_t real = weights.real(k, i);
-      if (!NibbleRegister(a.nibble_base, weights.registers[k][i], real).outside) continue;
-      patches++;
-      scaled_exponents(a.nibble_base, weights.registers[k][i], real, fits);
+      bool fits;
+      scaled_exponents(tile.base_pair, registers[i], fits);
+      const bool outside = NibbleRegister(tile.base_pair, registers[i]).outside;
+      patches += outside;
+      all_fit = all_fit && (fits || !outside);
     }
+  }
   patches = __reduce_add_sync(kAllLanes, patches);
-  fits = __all_sync(kAllLanes, fits && patches <= kMaxWarpPatches);
+  all_fit = __all_sync(kAllLanes, all_fit && patches <= kMaxWarpPatches);
   if (lane != 0) return;
-  if (!fits) atomicOr(reinterpret_cast<uint32_t*>(a.misfits), 1);
-  matrix.sizes[at.unit * kWarps + warp] = make_warp_size(0, fits ? patches : 0, weights.zero_rows != 0, false);
+  if (!all_fit) atomicOr(reinterpret_cast<uint32_t*>(a.misfits), 1);
+  matrix.sizes[at.unit * kWarps + warp] = make_warp_size(0, all_fit ? patches : 0, tile.zero_rows != 0, false);
 }
 
 // A CTA a stage. Reads sizes, nibble_base and the fields for writing.
@@ -112,23 +126,23 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads)
   const BandMatrix matrix(a, at.matrix);
   const WarpRows rows = warp_rows(a.band, matrix, at.block, at.stage, warp);
   fill_tile(tiles[warp], rows, {0, false}, lane);
-  const LaneWeights weights(tiles[warp], rows, lane);
+  const NibbleTile tile(tiles[warp], rows, a.nibble_base, lane);
 
   uint8_t* const out = matrix.stage(at.unit);
   const Section section = warp_section(matrix, at.unit, warp, kNibbleSections);
-  const bool zero_rows = weights.zero_rows != 0;
+  const bool zero_rows = tile.zero_rows != 0;
   PatchWriter patches{reinterpret_cast<uint32_t*>(out + section.begin) + zero_rows};
   auto* const nibbles = reinterpret_cast<uint2*>(out + kHuffmanSections + warp * kWarpNibbleBytes);
-#pragma unroll
+#pragma unroll 1
   for (int pair = 0; pair < kKSteps / 2; pair++) {
     uint32_t plane[4], words[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-      const uint32_t (&registers)[kRegisters] = weights.registers[2 * pair + k];
-      uint32_t codes[kRegisters], outside = 0;
+      uint32_t registers[kRegisters], codes[kRegisters], outside = 0;
+      tile.load(2 * pair + k, registers);
 #pragma unroll
       for (int i = 0; i < kRegisters; i++) {
-        const NibbleRegister r(a.nibble_base, registers[i], weights.real(2 * pair + k, i));
+        const NibbleRegister r(tile.base_pair, registers[i]);
         codes[i] = r.codes;
         outside |= (r.outside ? 1u : 0u) << i;
       }
@@ -137,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads)
       words[k] = encode_nibbles(codes);
       patches.add(2 * pair + k, lane, outside, [&](int i) {
         bool fits;
-        return scaled_exponents(a.nibble_base, registers[i], weights.real(2 * pair + k, i), fits);
+        return scaled_exponents(tile.base_pair, registers[i], fits);
       });
     }
     store_plane(out, warp, pair, lane, make_uint4(plane[0], plane[1], plane[2], plane[3]));
@@ -145,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads)
   }
   if (lane == 0) {
     store_word(out, 4 * warp, make_warp_header(section.begin, zero_rows, patches.ksteps, patches.count));
-    if (zero_rows) store_word(out, section.begin, weights.zero_rows);
+    if (zero_rows) store_word(out, section.begin, tile.zero_rows);
   }
   if (warp == kWarps - 1) store_stage_end(out, section.end(), lane);
 }
