@@ -71,6 +71,18 @@ class Region:
         relative = offset - near.low
         return f"byte {relative} of {near.name} ({near.high - near.low} bytes)"
 
+    def set_bytes(self, offset: int, content: np.ndarray) -> None:
+        """By the host, between launches."""
+        self.data[offset : offset + len(content)] = content
+        if self.shadow:
+            self.shadow.set_initialised(offset, offset + len(content))
+
+    def first_unwritten(self, low: int, high: int) -> int | None:
+        """The first byte of a range that nobody has written."""
+        if self.shadow is None or self.shadow.written[low:high].all():
+            return None
+        return low + int(np.flatnonzero(self.shadow.written[low:high] == 0)[0])
+
     def locate(self, warp, lanes: np.ndarray, address: np.ndarray, size: int, write: bool):
         """Addresses of one access -> (rows that are good or None for all, index in units of size). Reports the bad."""
         offset = address - self._base

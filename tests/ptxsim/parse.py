@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 
 from . import program
 from .program import (
@@ -139,6 +140,14 @@ def _number(text: str) -> int | None:
     if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", text):
         return int(text.rstrip("U"), 0)
     return None
+
+
+def _decimal(text: str, modifiers: tuple[str, ...]) -> int | None:
+    """A float written with a point, as the bits of the instruction's type, else of f64."""
+    if not re.fullmatch(r"-?\d+\.\d*(?:[eE][-+]?\d+)?", text):
+        return None
+    format = "<f" if "f32" in modifiers else "<d"
+    return int.from_bytes(struct.pack(format, float(text)), "little")
 
 
 def _split(text: str) -> list[str]:
@@ -363,6 +372,8 @@ class _KernelParser:
         if register is not None:
             return Register(register.slot, register.name, register.type, negated) if negated else register
         value = _number(text)
+        if value is None:
+            value = _decimal(text, modifiers)
         if value is not None:
             return Immediate(self._immediate(value & _immediate_mask(modifiers, position)), value)
         if _SPECIAL.match(text):

@@ -1,0 +1,71 @@
+"""The project's kernels as PTX modules: compiled by nvcc once for each content of the sources, parsed once a process."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from .parse import parse_ptx
+from .program import Kernel, Module
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / "build" / "ptx"
+
+sys.path.insert(0, str(ROOT / "tools"))
+import cuda_toolkit  # noqa: E402
+
+_modules: dict[Path, Module] = {}
+
+
+class CompileError(Exception):
+    """nvcc is missing, or refused a source; the text has its messages."""
+
+
+def compile_ptx(source: Path, flags: tuple[str, ...] = (), headers: Path | None = None) -> Path:
+    """PTX of a .cu file, from build/ptx when it was compiled before. `headers`: the folder whose headers count, by
+    content; the source's own folder without it."""
+    nvcc = cuda_toolkit.find_nvcc()
+    if nvcc is None:
+        raise CompileError(f"{cuda_toolkit.NVCC_NOT_FOUND}: {cuda_toolkit.INSTALL_HINT}")
+    command = [*cuda_toolkit.PTX_FLAGS, *flags]
+    content = hashlib.sha256(repr((nvcc.version, command)).encode())
+    folder = headers or source.parent
+    for file in [source, *sorted(f for f in folder.rglob("*") if f.suffix in (".h", ".cuh"))]:
+        content.update(file.read_bytes() + b"\0")
+    target = CACHE / f"{source.stem}-{content.hexdigest()[:20]}.ptx"
+    if target.exists():
+        return target
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(target.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            part = target.with_suffix(f".{os.getpid()}.part")
+            done = subprocess.run([nvcc.path, *command, source, "-o", part], capture_output=True, text=True)
+            if done.returncode:
+                raise CompileError(f"nvcc {source.name}: {done.stderr}{done.stdout}")
+            part.rename(target)
+    return target
+
+
+def load_module(source: Path, flags: tuple[str, ...] = (), headers: Path | None = None) -> Module:
+    """The parsed PTX of a .cu file."""
+    path = compile_ptx(source, flags, headers)
+    if path not in _modules:
+        _modules[path] = parse_ptx(path.read_text())
+    return _modules[path]
+
+
+def find_kernel(name: str, csrc: Path = ROOT / "csrc") -> Kernel:
+    """A kernel of csrc/cuda/*.cu by its name. Raises CompileError when there is none."""
+    sources = sorted((csrc / "cuda").glob("*.cu"))
+    # Files that spell the name first: the others may make it by a macro.
+    for source in sorted(sources, key=lambda file: re.search(rf"\b{name}\b", file.read_text()) is None):
+        module = load_module(source, headers=csrc)
+        if name in module.kernels:
+            return module.kernels[name]
+    raise CompileError(f"no kernel {name} in {', '.join(source.name for source in sources)}")

@@ -1,0 +1,85 @@
+"""A GPU that tests/_native's drivers launch on: csrc/cuda/device.h, implemented by the interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from .compiler import ROOT, find_kernel
+from .launch import DEFAULT_STEP_BUDGET, Machine
+from .memory import Region
+
+
+class SimulatedDevice:
+    """Runs every launch plan at once, and raises KernelReport for whatever the interpreter finds.
+
+    device = SimulatedDevice(seed=1)
+    packed = device.tensor(array, "packed")
+    out = device.allocate(nbytes, "out")
+    native.unpack(device, …)
+    device.read(out, np.uint16, (n, k))
+    """
+
+    def __init__(
+        self,
+        multiprocessors: int = 2,
+        seed: int = 0,
+        step_budget: int = DEFAULT_STEP_BUDGET,
+        csrc: Path = ROOT / "csrc",
+    ):
+        self.machine = Machine(multiprocessors, seed, step_budget)
+        self._csrc = csrc
+        self.launched: list[str] = []  # names of kernels, in order
+
+    # What device.h asks for.
+
+    def multiprocessors(self) -> int:
+        return self.machine.multiprocessors
+
+    def allocate(self, nbytes: int, name: str) -> int:
+        return self.machine.allocate(int(nbytes), name).base
+
+    def clear(self, address: int, nbytes: int) -> None:
+        self.upload(address, bytes(nbytes))
+
+    def upload(self, address: int, data: bytes) -> None:
+        if len(data):
+            region, offset = self._find(address, len(data))
+            region.set_bytes(offset, np.frombuffer(data, np.uint8))
+
+    def download(self, address: int, nbytes: int) -> bytes:
+        """Raises ValueError for bytes that nobody has written."""
+        if nbytes == 0:
+            return b""
+        region, offset = self._find(address, nbytes)
+        missing = region.first_unwritten(offset, offset + nbytes)
+        if missing is not None:
+            raise ValueError(f"download: {region.describe(missing)} was never written")
+        return region.data[offset : offset + nbytes].tobytes()
+
+    def launch(self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes) -> None:
+        self.launched.append(kernel)
+        self.machine.launch(find_kernel(kernel, self._csrc), grid, block, shared_bytes, bytes(argument))
+
+    # For tests.
+
+    def tensor(self, content, name: str, readonly: bool = True) -> int:
+        """The address of an array's (or torch tensor's) bytes. Kernels may not write them unless readonly=False."""
+        if not isinstance(content, np.ndarray):
+            import torch
+
+            content = content.contiguous().view(torch.uint8).numpy()
+        return self.machine.allocate(content, name, readonly).base
+
+    def read(self, address: int, dtype, shape) -> np.ndarray:
+        """A copy of what lies there, as download gives it."""
+        count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        return np.frombuffer(self.download(address, count), dtype).reshape(shape)
+
+    def _find(self, address: int, nbytes: int) -> tuple[Region, int]:
+        region = self.machine.memory.find(address)
+        if region is None or address + nbytes > region.base + region.size:
+            where = region.describe(address - region.base) if region else "no tensor"
+            raise ValueError(f"{nbytes} bytes at {address:#x}: out of bounds, {where}")
+        return region, address - region.base
