@@ -61,7 +61,7 @@ struct Turn {
 
 // Which words a stream has, and no content. Words are numbered as the warp takes them.
 struct SizedStream {
-  uint32_t position = 0, place, next_place;
+  uint32_t position = 0, place = 0, next_place = 0;
   uint32_t last = 0;  // the last word that holds a bit of a code
 
   __device__ __forceinline__ void start(uint32_t first) {

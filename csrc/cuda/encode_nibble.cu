@@ -103,11 +103,11 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads)
     tile.load(k, registers);
 #pragma unroll
     for (int i = 0; i < kRegisters; i++) {
+      if (!NibbleRegister(tile.base_pair, registers[i]).outside) continue;
       bool fits;
       scaled_exponents(tile.base_pair, registers[i], fits);
-      const bool outside = NibbleRegister(tile.base_pair, registers[i]).outside;
-      patches += outside;
-      all_fit = all_fit && (fits || !outside);
+      all_fit = all_fit && fits;
+      patches++;
     }
   }
   patches = __reduce_add_sync(kAllLanes, patches);
