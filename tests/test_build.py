@@ -9,12 +9,14 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+import cuda_toolkit
 import native_build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -202,6 +204,51 @@ def test_build_asks_for_torch_only_where_there_is_none(python_without_torch: Pat
         text=True,
     )
     assert here.stdout == "[]\n", here.stderr
+
+
+@pytest.fixture
+def fake_nvcc(tmp_path: Path) -> Callable[[str, str], Path]:
+    """fake_nvcc(folder, release): a program that only knows its version."""
+
+    def make(folder: str, release: str) -> Path:
+        program = tmp_path / folder / "nvcc"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+        program.chmod(0o755)
+        return program
+
+    return make
+
+
+def test_nvcc_is_found_in_three_places(fake_nvcc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old, home = fake_nvcc("path", "12.3"), fake_nvcc("home/bin", "12.4")
+    fake_nvcc("site/nvidia/cu12/bin", "12.9")
+    newest = fake_nvcc("site/nvidia/cu13/bin", "13.0")
+    monkeypatch.setattr(cuda_toolkit, "site_directories", lambda: [tmp_path / "site"])
+    monkeypatch.setenv("PATH", f"{old.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    assert cuda_toolkit.find_nvcc() == cuda_toolkit.Nvcc(newest, (13, 0))
+    monkeypatch.setenv("CUDA_HOME", str(home.parent.parent))
+    assert cuda_toolkit.find_nvcc() == cuda_toolkit.Nvcc(home, (12, 4))
+
+
+@pytest.mark.parametrize(
+    "wanted, message",
+    [("1", "^UNWEIGHT_CUDA=1, but there is no nvcc 12.4 or newer .*nvidia-nvvm"), ("yes", "^UNWEIGHT_CUDA='yes'")],
+)
+def test_a_build_that_wants_cuda_fails_without(wanted: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNWEIGHT_CUDA", wanted)
+    monkeypatch.setattr(native_build, "find_nvcc", lambda: None)
+    with pytest.raises(native_build.BuildError, match=message):
+        native_build.usable_nvcc()
+
+
+def test_a_compiler_without_its_runtime_is_named(fake_nvcc) -> None:
+    nvcc = cuda_toolkit.Nvcc(fake_nvcc("alone/bin", "13.0"), (13, 0))
+    with pytest.raises(
+        cuda_toolkit.ToolkitError, match="alone/bin/nvcc is there without the CUDA runtime .*pip install"
+    ):
+        nvcc.host_files()
 
 
 @pytest.mark.slow

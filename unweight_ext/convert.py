@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 
 from .loading import accept_packed
 from .nn import Embedding, Linear, unsupported_embedding
+from .ops import cuda_problem
 from .packed import info, layout_id, pack_quietly, pad_row_bytes
 
 Skip = str | Iterable[str] | Callable[[str, nn.Module], bool]
@@ -110,6 +111,7 @@ def compress_model(
     `exact`: see `Linear`. `progress`: a bar on stderr if that is a terminal (None), never (False), always (True), or
     a function of bytes done, bytes in all and the module's name.
 
+    Weights on a Hopper GPU are packed on the CPU and moved back; there Linear modules need `exact` as yet.
     Names, hooks, biases and tied weights are kept. Left alone, with the reason in the report: other dtypes, subclasses,
     parametrized modules, weights shared with something else, and those that would not get smaller. From then on
     `model.load_state_dict` takes packed and plain weights for all of them, as well as for parameters of other modules.
@@ -125,7 +127,7 @@ def compress_model(
             f"use {type(model).__name__}.from_{type(model).__name__.lower()}"
         )
     bytes_before = _model_bytes(model)
-    groups, reasons = _plan(model, _skip_function(skip, model))
+    groups, reasons = _plan(model, _skip_function(skip, model), exact)
     parents: dict[str, list[tuple[nn.Module, str]]] = _parents(model, {name for group in groups for name in group})
     total = sum(model.get_submodule(group[0]).weight.nbytes for group in groups)
     rows: dict[str, ModuleReport] = {}
@@ -157,7 +159,9 @@ def compress_model(
     return CompressReport(tuple(rows[name] for name in order), bytes_before, _model_bytes(model))
 
 
-def _plan(model: nn.Module, skipped: Callable[[str, nn.Module], bool]) -> tuple[list[list[str]], dict[str, str]]:
+def _plan(
+    model: nn.Module, skipped: Callable[[str, nn.Module], bool], exact: bool
+) -> tuple[list[list[str]], dict[str, str]]:
     """Names of the modules to pack, those with one weight together, and for the others the reason to leave them.
 
     Only names: the plan must not keep weights alive.
@@ -170,7 +174,7 @@ def _plan(model: nn.Module, skipped: Callable[[str, nn.Module], bool]) -> tuple[
             if parameter is not None:
                 users[_identity(parameter)].append(f"{name}.{key}")
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            reason = "skipped" if skipped(name, module) else _reason_to_leave(module)
+            reason = "skipped" if skipped(name, module) else _reason_to_leave(module, exact)
             if reason:
                 reasons[name] = reason
             else:
@@ -194,7 +198,21 @@ def _identity(weight: Tensor) -> object:
     return weight.device, weight.data_ptr(), weight.shape, weight.stride()
 
 
-def _reason_to_leave(module: nn.Linear | nn.Embedding) -> str | None:
+def _device_reason(device: torch.device, kind: type[nn.Module], exact: bool) -> str | None:
+    """Why modules of this kind, nn.Linear or nn.Embedding, can't run packed on a device."""
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        return f"on {device}: there are kernels for CPUs and CUDA devices"
+    problem = cuda_problem(device)
+    if problem:
+        return f"on {device}: {problem}"
+    if kind is nn.Linear and not exact:
+        return f"on {device}: this version multiplies there with exact=True only"
+    return None
+
+
+def _reason_to_leave(module: nn.Linear | nn.Embedding, exact: bool) -> str | None:
     """Why a module can't be packed, as far as it shows without packing."""
     base = nn.Linear if isinstance(module, nn.Linear) else nn.Embedding
     if parametrize.is_parametrized(module):
@@ -215,8 +233,9 @@ def _reason_to_leave(module: nn.Linear | nn.Embedding) -> str | None:
         return f"it holds more than weight and bias: {', '.join(sorted(others))}"
     if weight.dtype != torch.bfloat16:
         return f"{str(weight.dtype).removeprefix('torch.')}, only bfloat16 is packed"
-    if weight.device.type != "cpu":
-        return f"on {weight.device}: this version's kernels run on the CPU"
+    reason = _device_reason(weight.device, base, exact)
+    if reason:
+        return reason
     if weight.numel() == 0:
         return "no elements"
     return unsupported_embedding(module) if isinstance(module, nn.Embedding) else None

@@ -8,6 +8,7 @@ Operators raise RuntimeError. Fake implementations depend on shapes and dtypes a
 and captured.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -147,7 +148,9 @@ def _linear_autocast(
         return linear(x.to(torch.bfloat16), packed_w, bias, layout=layout, exact=exact)
 
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
 _library = Library("unweight", "IMPL")
 if make_autograd_impl is None:
     register_autograd("unweight::linear", _linear_backward, setup_context=_linear_setup)
@@ -155,8 +158,23 @@ else:
     _linear_reverse = make_autograd_impl(linear, Info(_linear_backward, _linear_setup))
     _library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
 _library.impl("linear", _linear_autocast, "AutocastCPU")
+_library.impl("linear", _linear_autocast, "AutocastCUDA")
 
 
 def cpu_capability(level: int = -1) -> int:
     """The instruction set of the CPU code, for tests: 0 portable, 1 AVX-512. `level` changes it, -1 only asks."""
     return torch.ops.unweight._cpu_capability(level)
+
+
+@cache
+def _cuda_problem(index: int) -> str | None:
+    try:
+        torch.ops.unweight._check_cuda(index)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def cuda_problem(device: torch.device) -> str | None:
+    """Why the kernels can't run on a CUDA device: another GPU than Hopper, no driver, a build without them; or None."""
+    return _cuda_problem(torch.cuda.current_device() if device.index is None else device.index)

@@ -2,7 +2,8 @@
 
 A packed tensor is `uint8` of shape [out_features, row_bytes], or [E, out_features, row_bytes] for stacked matrices. It
 describes itself; how is the business of the compiled part (docs/FORMAT.md). All functions raise ValueError for bad
-values, and leave their arguments as they are.
+values, and leave their arguments as they are. Tensors on a Hopper GPU are worked on there, but for `pack` and for
+`transcode` to `archive`; those of other GPUs, and everything else, on the CPU. Results are where the argument was.
 """
 
 import re
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .ops import LAYOUTS
+from .ops import LAYOUTS, cuda_problem
 
 _ops = torch.ops.unweight
 _MAX_RANK = 8
@@ -79,7 +80,7 @@ def _value_errors() -> Iterator[None]:
 
 
 def _check_packed(packed: Tensor) -> Tensor:
-    """A contiguous CPU tensor that may be packed bytes: uint8, 2 or 3 dimensions."""
+    """A contiguous tensor that may be packed: uint8, 2 or 3 dimensions; on the CPU unless its GPU has kernels."""
     if not isinstance(packed, Tensor):
         raise TypeError(f"packed: {type(packed).__name__}, expected a torch.Tensor")
     if packed.dtype != torch.uint8:
@@ -90,7 +91,8 @@ def _check_packed(packed: Tensor) -> Tensor:
         )
     if packed.device.type not in ("cpu", "cuda"):
         raise ValueError(f"packed: device {packed.device}, expected cpu or cuda")
-    return packed.detach().cpu().contiguous()
+    on_gpu = packed.device.type == "cuda" and cuda_problem(packed.device) is None
+    return (packed.detach() if on_gpu else packed.detach().cpu()).contiguous()
 
 
 def layout_id(layout: str, device: torch.device | str = "cpu") -> int:
@@ -120,7 +122,7 @@ def _describe(packed: Tensor) -> _Description:
 def _tell_fallback(asked: str, packed: Tensor) -> None:
     if asked == "auto":
         return
-    used = LAYOUTS[_describe(packed.cpu()).layout]
+    used = LAYOUTS[_describe(_check_packed(packed)).layout]
     if used != asked:
         warnings.warn(
             f"layout: {asked!r} was asked for, {used!r} is used: {_REASONS[used]}", LayoutFallback, stacklevel=3
