@@ -51,7 +51,8 @@ def join_all(parts) -> Knowledge:
     distinct = list({id(part): part for part in parts}.values())
     if len(distinct) == 1:
         return distinct[0]
-    size = max(len(part.seen) for part in distinct)
+    # A whole number of steps, so that those that grow and those that are long enough end up equal.
+    size = -(-max(len(part.seen) for part in distinct) // _GROWTH) * _GROWTH
     for part in distinct:
         part.widen(size)
     return Knowledge(
