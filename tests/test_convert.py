@@ -214,7 +214,7 @@ def test_what_can_not_be_packed_is_left_alone_with_its_reason():
         "attention.out_proj": "torch.nn.MultiheadAttention reads its weight",
         "max_norm": "max_norm=1.0 changes",
         "shared": "shared with sharing.kernel",
-        "meta": "on meta: this version's kernels run on the CPU",
+        "meta": "on meta: there are kernels for CPUs and CUDA devices",
         "replaced": "its forward was replaced",
         "more": "it holds more than weight and bias: mask",
         "ours": "already packed",
@@ -316,4 +316,4 @@ def test_weights_tied_by_memory_alone_stay_tied():
 
 def test_modules_elsewhere_than_on_the_cpu_are_left_alone():
     model = nn.Sequential(nn.Linear(128, 128, dtype=torch.bfloat16, device="meta"))
-    assert reasons(u.compress_model(model)) == {"0": "on meta: this version's kernels run on the CPU"}
+    assert reasons(u.compress_model(model)) == {"0": "on meta: there are kernels for CPUs and CUDA devices"}
