@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -203,8 +204,24 @@ def test_no_bytes_are_an_error() -> None:
 def test_every_turn_is_measured_once() -> None:
     turns: list[int] = []
     times = cold.measure(lambda turn: (turns.append(turn), time.sleep(1e-3 * (turn == 4))), "cpu", runs=5, warm_up=2)
-    assert turns == list(range(7))
+    assert turns == list(range(7))  # two warm up: one more than results are kept
     assert times.lowest <= times.median <= times.highest and times.highest >= 1000
+
+
+def test_results_live_until_others_have_pushed_them_out_of_the_cache() -> None:
+    class Result:
+        pass
+
+    alive: weakref.WeakSet[Result] = weakref.WeakSet()
+    most = []
+
+    def call(turn: int) -> Result:
+        most.append(len(alive))
+        alive.add(result := Result())
+        return result
+
+    cold.measure(call, "cpu", runs=5, keep=cold.results_kept(1 << 20, 1 << 20))
+    assert most == [0, 1, 2, 3, *[4] * 6]
 
 
 def test_kernels_of_a_call_are_summed() -> None:

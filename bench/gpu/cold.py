@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 TIMES_L2 = 3
 RUNS, WARM_UP = 21, 3
+MOST_KEPT = 64
 
 
 def copies_for(bytes_read: int, l2_bytes: int) -> int:
@@ -39,20 +41,30 @@ def l2_bytes(device: str) -> int:
     return torch.cuda.get_device_properties(0).L2_cache_size if device == "cuda" else 32 << 20
 
 
-def measure(call: Callable[[int], object], device: str, runs: int = RUNS, warm_up: int = WARM_UP) -> Times:
-    """Times `call(turn)`, turn = 0, 1, …, which takes another cold buffer at each turn.
+def results_kept(bytes_written: int, l2_bytes: int) -> int:
+    """How many results to keep, so that the allocator gives memory that isn't in the cache. (A few small ones do.)"""
+    return min(copies_for(bytes_written, l2_bytes), MOST_KEPT)
+
+
+def measure(
+    call: Callable[[int], object], device: str, runs: int = RUNS, warm_up: int = WARM_UP, keep: int = 1
+) -> Times:
+    """Times `call(turn)`, turn = 0, 1, …, which takes a cold buffer at each turn. The last `keep` results live on.
 
     A call's time is between two CUDA events around it, so it has the host's time in it where the GPU waits for the host
     (an operator that reads the status back). The kernels' own times come from the profiler, in a second round.
     """
+    kept: deque[object] = deque(maxlen=keep)
+    warm_up = max(warm_up, keep + 1)  # the allocator has all it will need
     for turn in range(warm_up):
-        call(turn)
+        kept.append(call(turn))
     if device != "cuda":
         samples = []
         for turn in range(warm_up, warm_up + runs):
             start = time.perf_counter()
-            call(turn)
+            result = call(turn)
             samples.append(1e6 * (time.perf_counter() - start))
+            kept.append(result)
         return Times.of(samples)
 
     import torch
@@ -61,11 +73,11 @@ def measure(call: Callable[[int], object], device: str, runs: int = RUNS, warm_u
     torch.cuda.synchronize()
     for turn, (start, end) in enumerate(events, warm_up):
         start.record()
-        call(turn)
+        kept.append(call(turn))
         end.record()
     torch.cuda.synchronize()
     samples = [1e3 * start.elapsed_time(end) for start, end in events]
-    return Times.of(samples, _profile(call, runs, warm_up + runs))
+    return Times.of(samples, _profile(lambda turn: kept.append(call(turn)), runs, warm_up + runs))
 
 
 def _profile(call: Callable[[int], object], runs: int, first: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .cold import copies_for, l2_bytes, measure
+from .cold import copies_for, l2_bytes, measure, results_kept
 from .exact import LAYOUTS
 from .record import ROOT
 from .step import Step
@@ -111,7 +111,15 @@ def run(unit: str, device: str) -> dict:
     """Times one kernel's operator."""
     sys.path.insert(0, str(ROOT))
     call, about = _packed_call(unit, device)
-    return {**about, **asdict(measure(call, device))}
+    written = _bytes_written(unit, about)
+    return {**about, **asdict(measure(call, device, keep=results_kept(written, l2_bytes(device))))}
+
+
+def _bytes_written(unit: str, about: dict) -> int:
+    """About what a call's result takes."""
+    verb = unit.split(" ")[0]
+    written = {"unpack": 2 * about["weights"], "verify": 8, "transcode": about["packed_bytes"]}
+    return written[verb] if verb in written else 2 * about["rows"] * about["in_features"]
 
 
 def run_peer(unit: str, device: str) -> dict:
@@ -126,14 +134,26 @@ def run_peer(unit: str, device: str) -> dict:
     if verb == "embedding":
         ids = _ids(int(parts[2]), n, device)
         about.update(rows=int(parts[2]), in_features=k)
-        return {**about, **asdict(measure(lambda turn: functional.embedding(ids[turn % len(ids)], weight), device))}
-    plain = _many(weight, device)
-    if verb == "copy":
-        return {**about, **asdict(measure(lambda turn: plain[turn % len(plain)].clone(), device))}
-    tokens = int(parts[1])
-    x = torch.randn(tokens, k, device=device).bfloat16()
-    about["tokens"] = tokens
-    return {**about, **asdict(measure(lambda turn: functional.linear(x, plain[turn % len(plain)]), device))}
+        written = 2 * about["rows"] * k
+
+        def call(turn: int) -> Tensor:
+            return functional.embedding(ids[turn % len(ids)], weight)
+
+    elif verb == "copy":
+        plain, written = _many(weight, device), weight.nbytes
+
+        def call(turn: int) -> Tensor:
+            return plain[turn % len(plain)].clone()
+
+    else:
+        plain, about["tokens"] = _many(weight, device), int(parts[1])
+        written = 2 * about["tokens"] * n
+        x = torch.randn(about["tokens"], k, device=device).bfloat16()
+
+        def call(turn: int) -> Tensor:
+            return functional.linear(x, plain[turn % len(plain)])
+
+    return {**about, **asdict(measure(call, device, keep=results_kept(written, l2_bytes(device))))}
 
 
 STEP = Step("timing", "every kernel with a cold L2", KERNELS, run, 120, 45, needs=("build",))
