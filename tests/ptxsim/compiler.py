@@ -1,4 +1,4 @@
-"""The project's kernels as PTX modules: compiled by nvcc once for each content of the sources, parsed once a process."""
+"""The project's kernels as PTX modules: compiled once for each content of the sources, parsed once a process."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ class _Access:
         self.width = TYPE_BYTES[self.type]
         if self.width > 8:
             raise UnsupportedInstruction(instruction.opcode, modifiers, "type is not known to the interpreter")
+        self.count = 1
         self.strong = any(m in _STRONG for m in modifiers)
         self.order, self.whole_gpu = order_of(modifiers)
         known = _HINTS | _STRONG | _SCOPES | {"v2", "v4", self.type, *_SPACES}
@@ -100,7 +101,7 @@ class _Access:
         region = warp.machine.memory.nearest(address)
         where = region.describe(address - region.base) if region else "no tensor"
         verb = "writes" if write else "reads"
-        warp.report(Kind.OUT_OF_BOUNDS, f"{verb} {self.width} bytes at {address:#x}, {where}", lanes)
+        warp.report(Kind.OUT_OF_BOUNDS, f"{verb} {self.width * self.count} bytes at {address:#x}, {where}", lanes)
 
     def order_strong(self, warp, lanes, address, reads: bool, writes: bool) -> None:
         """Releases and acquires. `address` as the instruction has it: shared ones don't collide with global ones."""
@@ -139,6 +140,7 @@ def compile_ld(instruction: Instruction):
         raise UnsupportedInstruction(instruction.opcode, instruction.modifiers, f"{access.operation} is not known")
     items = destination.items if isinstance(destination, Vector) else (destination,)
     width, count = access.width, len(items)
+    access.count = count
     bytes_of = [TYPE_BYTES.get(getattr(item, "type", "b64"), 8) for item in items]
 
     def write_all(warp, lanes, values, mask):
@@ -199,7 +201,7 @@ def compile_st(instruction: Instruction):
     if access.operation:
         raise UnsupportedInstruction(instruction.opcode, instruction.modifiers, f"{access.operation} is not known")
     items = source.items if isinstance(source, Vector) else (source,)
-    width = access.width
+    width, access.count = access.width, len(items)
 
     def values_of(warp, lanes, mask):
         values = np.empty((len(lanes), len(items)), _UNSIGNED[width])

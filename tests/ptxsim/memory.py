@@ -13,7 +13,7 @@ import numpy as np
 
 from .checks import Kind
 from .program import Kernel
-from .races import Clocks, Knowledge
+from .races import RED_ZONE, Clocks, Knowledge
 from .shadow import Shadow
 
 # Generic addresses of the other spaces. Below SHARED_WINDOW lies global memory.
@@ -95,104 +95,73 @@ class Region:
 
     def _sort_out(self, warp, lanes: np.ndarray, offset: np.ndarray, size: int, write: bool):
         outside = (offset < 0) | (offset > self.size - size)
+        if self.shadow:
+            inside = np.flatnonzero(~outside)
+            ends = self.shadow.written[[offset[inside], offset[inside] + size - 1]]
+            outside[inside] = (ends == RED_ZONE).any(axis=0)
         if outside.any():
-            self.report_outside(warp, lanes, offset, np.flatnonzero(outside), size, write)
+            rows = np.flatnonzero(outside)
+            verb = "writes" if write else "reads"
+            detail = f"{verb} {size} bytes at {self.describe(int(offset[rows[0]]))}"
+            warp.report(Kind.OUT_OF_BOUNDS, detail, lanes[rows])
         crooked = ~outside & (offset % size != 0)
         if crooked.any():
             rows = np.flatnonzero(crooked)
-            detail = (
-                f"address {self.base + int(offset[rows[0]]):#x} of {size} bytes, {self.describe(int(offset[rows[0]]))}"
-            )
+            first = int(offset[rows[0]])
+            detail = f"address {self.base + first:#x} of {size} bytes, {self.describe(first)}"
             warp.report(Kind.MISALIGNED, detail, lanes[rows])
         good = np.flatnonzero(~outside & ~crooked)
         return good, offset[good] // size
 
-    def report_outside(self, warp, lanes, offset, rows, size: int, write: bool) -> None:
-        verb = "writes" if write else "reads"
-        detail = f"{verb} {size} bytes at {self.describe(int(offset[rows[0]]))}"
-        warp.report(Kind.OUT_OF_BOUNDS, detail, lanes[rows])
+    def _check(self, warp, lanes: np.ndarray, address: np.ndarray, size: int, check, write: bool):
+        """(rows that may go on or None for all, index of each in units of size)"""
+        good, index = self.locate(warp, lanes, address, size, write)
+        if self.shadow is None or len(index) == 0:
+            return good, index
+        chosen = lanes if good is None else lanes[good]
+        if check(warp.clocks, chosen, index, size, warp.current.index, warp.conflict(chosen)):
+            return good, index
+        # Some lane touched a red zone.
+        good, index = self._sort_out(warp, lanes, (address - self._base).view(np.int64), size, write)
+        if len(good):
+            check(warp.clocks, lanes[good], index, size, warp.current.index, warp.conflict(lanes[good]))
+        return good, index
 
     def load(self, warp, lanes: np.ndarray, address: np.ndarray, width: int, count: int, strong: bool) -> np.ndarray:
         """[lanes, count] values. What can't be read is reported and poison."""
-        size = width * count
-        good, index = self.locate(warp, lanes, address, size, False)
+        check = self.shadow and (self.shadow.atomic if strong else self.shadow.read)
+        good, index = self._check(warp, lanes, address, width * count, check, False)
         if good is None:
-            bad = self._check_read(warp, lanes, index, size, strong)
-            if bad is None:
-                return self.words(width, count)[index]
-            self.report_outside(warp, lanes, index * size, bad, size, False)
-            good = np.setdiff1d(np.arange(len(lanes)), bad)
-            index = index[good]
-            self._check_again(warp, lanes[good], index, size, strong)
-        elif len(good):
-            bad = self._check_read(warp, lanes[good], index, size, strong)
-            if bad is not None:
-                self.report_outside(warp, lanes[good], index * size, bad, size, False)
+            return self.words(width, count)[index]
         result = np.full((len(lanes), count), _POISON, _UNSIGNED[width])
         result[good] = self.words(width, count)[index]
         return result
 
-    def _check_again(self, warp, lanes, index, size, strong) -> None:
-        if len(lanes):
-            self._check_read(warp, lanes, index, size, strong)
-
-    def _check_read(self, warp, lanes, index, size, strong):
-        shadow = self.shadow
-        if shadow is None:
-            return None
-        at = warp.current.index
-        if strong:
-            return shadow.atomic(warp.clocks, lanes, index, size, at, warp.conflict(lanes), reads=True)
-        return shadow.read(warp.clocks, lanes, index, size, at, warp.conflict(lanes))
-
     def store(self, warp, lanes: np.ndarray, address: np.ndarray, values: np.ndarray, width: int, strong: bool) -> None:
         """values: [lanes, count], of `width` bytes each. Lanes that may not write are reported and left out."""
-        count = values.shape[1]
-        size = width * count
         if self.shadow is None:
             warp.report(Kind.READ_ONLY, f"writes {self.describe(int(address[0]) - self.base)}", lanes)
             return
-        good, index = self.locate(warp, lanes, address, size, True)
+        count = values.shape[1]
+        check = self.shadow.atomic_store if strong else self.shadow.write
+        good, index = self._check(warp, lanes, address, width * count, check, True)
         if good is not None:
             lanes, values = lanes[good], values[good]
-        if len(lanes) == 0:
-            return
-        bad = self._check_write(warp, lanes, index, size, strong)
-        if bad is not None:
-            self.report_outside(warp, lanes, index * size, bad, size, True)
-            keep = np.setdiff1d(np.arange(len(lanes)), bad)
-            lanes, values, index = lanes[keep], values[keep], index[keep]
-            if len(lanes):
-                self._check_write(warp, lanes, index, size, strong)
         words = self.words(width, count)
         words[index] = values
-        lost = (words[index] != values).any(axis=1)
-        if lost.any() and not strong:
-            detail = f"lanes write different values to {self.describe(int(index[lost][0]) * size)}"
-            warp.report(Kind.RACE, detail, lanes[lost])
-
-    def _check_write(self, warp, lanes, index, size, strong):
-        at = warp.current.index
-        if strong:
-            return self.shadow.atomic(warp.clocks, lanes, index, size, at, warp.conflict(lanes), reads=False)
-        return self.shadow.write(warp.clocks, lanes, index, size, at, warp.conflict(lanes))
+        lost = words[index] != values
+        if not strong and lost.any():
+            lost = lost.any(axis=1)
+            where = self.describe(int(index[lost][0]) * width * count)
+            warp.report(Kind.RACE, f"lanes write different values to {where}", lanes[lost])
 
     def atomic_index(self, warp, lanes: np.ndarray, address: np.ndarray, size: int):
         """Checks an atomic access. Returns (rows that may go on, index of each in units of size)."""
         if self.shadow is None:
             warp.report(Kind.READ_ONLY, f"changes {self.describe(int(address[0]) - self.base)}", lanes)
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        good, index = self.locate(warp, lanes, address, size, True)
-        if good is None:
-            good = np.arange(len(lanes))
-        if len(good):
-            at = warp.current.index
-            conflict = warp.conflict(lanes[good])
-            bad = self.shadow.atomic(warp.clocks, lanes[good], index, size, at, conflict, reads=True)
-            if bad is not None:
-                self.report_outside(warp, lanes[good], index * size, bad, size, True)
-                good, index = np.delete(good, bad), np.delete(index, bad)
-        return good, index
+        good, index = self._check(warp, lanes, address, size, self.shadow.atomic, True)
+        return np.arange(len(lanes)) if good is None else good, index
 
     # Asynchronous operations: runs of bytes, given by address. They return None or False after an out-of-bounds report.
 

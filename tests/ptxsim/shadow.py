@@ -208,31 +208,30 @@ class Shadow:
         self._atomics = Accesses(self.size)
         self._async_reads = []
 
+    # Lanes access [index·size, (index+1)·size). These return False, and do nothing, when a byte lies in a red zone.
+
     def read(
         self, clocks: ThreadClocks, lanes: np.ndarray, index: np.ndarray, size: int, at: int, conflict: Conflict
-    ) -> np.ndarray | None:
-        """Lanes read [index·size, (index+1)·size). Returns rows that lie in a red zone, None without any."""
+    ) -> bool:
         stamps = self._by_size[size][index]
         low = stamps.min()
         if low <= 0:
             if low == RED_ZONE:
-                return np.flatnonzero((stamps == RED_ZONE).any(axis=1))
-            conflict(
-                Kind.UNINITIALISED_MEMORY, np.flatnonzero((stamps == 0).any(axis=1)), "reads bytes never written", -1
-            )
+                return False
+            self._report_unwritten(stamps, conflict)
         self._against_writes(clocks, lanes, index, size, stamps, conflict, "reads")
         if self._atomics.any and (found := self._atomics.unordered(clocks, lanes, index, size)):
             conflict(Kind.RACE, found[0], "reads what another thread changes atomically, unordered", found[1])
         self._reads.record(clocks, lanes, index, size, at)
-        return None
+        return True
 
     def write(
         self, clocks: ThreadClocks, lanes: np.ndarray, index: np.ndarray, size: int, at: int, conflict: Conflict
-    ) -> np.ndarray | None:
+    ) -> bool:
         view = self._by_size[size]
         stamps = view[index]
-        if stamps.min() < 0:
-            return np.flatnonzero((stamps == RED_ZONE).any(axis=1))
+        if stamps.min() == RED_ZONE:
+            return False
         self._against_writes(clocks, lanes, index, size, stamps, conflict, "writes")
         for accesses, detail in (
             (self._reads, "writes what another thread reads, unordered"),
@@ -242,36 +241,45 @@ class Shadow:
                 if found := accesses.unordered(clocks, lanes, index, size):
                     conflict(Kind.RACE, found[0], detail, found[1])
                 accesses.forget(index, size)
-        if self._async_reads:
-            self._against_async_reads(clocks, lanes, index, size, conflict)
+        self._against_async_reads(clocks, lanes, index, size, conflict)
         self._dirty = True
         view[index] = clocks.stamps[lanes][:, None]
         if size >= 4:
             self._written_at.reshape(-1, size >> 2)[index] = at
         else:
             self._written_at[(index * size) >> 2] = at
-        return None
+        return True
 
     def atomic(
-        self, clocks: ThreadClocks, lanes: np.ndarray, index: np.ndarray, size: int, at: int, conflict: Conflict,
-        reads: bool,
-    ) -> np.ndarray | None:  # fmt: skip
+        self, clocks: ThreadClocks, lanes: np.ndarray, index: np.ndarray, size: int, at: int, conflict: Conflict
+    ) -> bool:
         """An atomic or otherwise strong access: these don't race among themselves."""
+        stamps = self._by_size[size][index]
+        if stamps.min() == 0:
+            self._report_unwritten(stamps, conflict)
+        return self.atomic_store(clocks, lanes, index, size, at, conflict)
+
+    def atomic_store(
+        self, clocks: ThreadClocks, lanes: np.ndarray, index: np.ndarray, size: int, at: int, conflict: Conflict
+    ) -> bool:
+        """One that doesn't read."""
         view = self._by_size[size]
         stamps = view[index]
         low = stamps.min()
-        if low < 0:
-            return np.flatnonzero((stamps == RED_ZONE).any(axis=1))
+        if low == RED_ZONE:
+            return False
         if low == 0:
-            if reads:
-                rows = np.flatnonzero((stamps == 0).any(axis=1))
-                conflict(Kind.UNINITIALISED_MEMORY, rows, "reads bytes never written", -1)
             view[index] = np.maximum(stamps, HOST_STAMP)
         self._against_writes(clocks, lanes, index, size, stamps, conflict, "changes atomically")
         if self._reads.any and (found := self._reads.unordered(clocks, lanes, index, size)):
             conflict(Kind.RACE, found[0], "changes atomically what another thread reads, unordered", found[1])
+        self._against_async_reads(clocks, lanes, index, size, conflict)
         self._atomics.record(clocks, lanes, index, size, at)
-        return None
+        return True
+
+    def _report_unwritten(self, stamps: np.ndarray, conflict: Conflict) -> None:
+        rows = np.flatnonzero((stamps == 0).any(axis=1))
+        conflict(Kind.UNINITIALISED_MEMORY, rows, "reads bytes never written", -1)
 
     def _against_writes(self, clocks, lanes, index, size, stamps, conflict, does) -> None:
         agents = stamps & AGENT_MASK
@@ -286,6 +294,8 @@ class Shadow:
             conflict(Kind.RACE, rows, f"{does} bytes that {self._who(int(agents[row, byte]))} wrote, unordered", other)
 
     def _against_async_reads(self, clocks, lanes, index, size, conflict) -> None:
+        if not self._async_reads:
+            return
         offset = index * size
         for low, high, agent, other in self._async_reads:
             hit = np.flatnonzero((offset < high) & (offset + size > low))
