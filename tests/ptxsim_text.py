@@ -70,7 +70,7 @@ class Result:
 
 def run(body: str, grid=1, block=32, shared=0, seed=0, declarations="", readonly=(), machine=None, **tensors) -> Result:
     """Runs the kernel with tensors as parameters: an array, or a number of bytes of unknown content."""
-    machine = machine or Machine(seed=seed, step_budget=200_000)
+    machine = machine or Machine(seed=seed, step_budget=20_000)
     regions = {
         name: content if isinstance(content, Region) else machine.allocate(content, name, name in readonly)
         for name, content in tensors.items()

@@ -180,6 +180,7 @@ class Machine:
         waiting = iter(range(launch.grid))
         ctas = [Cta(self, next(waiting), slot, launch) for slot in range(self._resident(launch))]
         self.steps = 0
+        idle = 0
         try:
             while ctas:
                 progress = self._round(ctas)
@@ -190,9 +191,14 @@ class Machine:
                     index = next(waiting, None)
                     if index is not None:
                         ctas.append(Cta(self, index, cta.slot, launch))
-                if not progress and not self._complete_one(ctas):
+                if progress or self._complete_one(ctas):
+                    idle = 0
+                elif idle:
                     self._report_deadlock(ctas)
                     return
+                else:  # let every blocked instruction look once more
+                    idle = 1
+                    self.wake()
                 if self.steps > self.step_budget:
                     self._report_budget(ctas)
                     return

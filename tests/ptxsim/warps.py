@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # Reasons to look at a register before using it: bits of Warp.guard.
 UNINITIALISED, HELD = 1, 2
 
+# How often the group with the smallest program counter is taken before others get a chance.
+_PATIENCE = 64
+
 _POISON = np.full(LANES, 0xDEADBEEF, np.uint64)
 
 
@@ -66,6 +69,7 @@ class Warp:
         self.fences = LaneFences()
         self.local = code.local_memory()
         self.steps = 0
+        self._picks = 0  # since several groups could run
 
     @property
     def done(self) -> bool:
@@ -197,8 +201,11 @@ class Warp:
         if not ready:
             return self._pick_stranded()
         if len(ready) == 1:
+            self._picks = 0
             return ready[0]
-        if self.machine.random.random() < 1 / 16:
+        # Lanes that wait in a loop for what the others do would keep these from running for ever.
+        self._picks += 1
+        if self._picks > _PATIENCE and self.machine.random.random() < 1 / 4:
             return self.machine.random.choice(ready)
         return min(ready, key=lambda group: group.pc)
 
