@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import struct
 
 from . import program
+from .lexer import Locations, ParseError, Statements, decimal, number, split, top_level
 from .program import (
-    NOWHERE,
     TYPE_BYTES,
     Address,
     Immediate,
     Instruction,
     Kernel,
-    Location,
     Module,
     Name,
     Operand,
@@ -41,10 +38,6 @@ _VARIABLE = re.compile(
 )
 
 
-class ParseError(Exception):
-    """The text isn't PTX as this parser knows it. Names the statement."""
-
-
 def parse_ptx(text: str) -> Module:
     """All kernels of a module as nvcc emits it. Raises ParseError."""
     files = {int(number): name for number, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', text, re.M)}
@@ -55,7 +48,7 @@ def parse_ptx(text: str) -> Module:
     text = re.sub(r"^\s*\.(version|target|address_size)\b[^\n]*", "", text, flags=re.M)
     module = Module()
     bodies = []
-    for head, body in _top_level(text):
+    for head, body in top_level(text):
         if body is None:
             _declare(module, head)
         elif match := re.search(r"\.entry\s+([\w$]+)", head):
@@ -67,34 +60,6 @@ def parse_ptx(text: str) -> Module:
     for name, head, body in bodies:
         module.kernels[name] = _KernelParser(module, name, head, files).parse(body)
     return module
-
-
-def _top_level(text: str):
-    """Yields (head, body or None) of everything at module level."""
-    position = 0
-    while match := re.compile(r"[^\s;]").search(text, position):
-        start = match.start()
-        stop = re.compile(r"[;{]").search(text, start)
-        if stop is None:
-            raise ParseError(f"the module ends inside {text[start : start + 80]!r}")
-        head = text[start : stop.start()].strip()
-        if stop.group() == "{" and not head.endswith("="):
-            end = _closing_brace(text, stop.start())
-            yield head, text[stop.end() : end]
-            position = end + 1
-        else:
-            end = text.index(";", start)
-            yield text[start:end].strip(), None
-            position = end + 1
-
-
-def _closing_brace(text: str, start: int) -> int:
-    depth = 0
-    for match in re.compile(r"[{}]").finditer(text, start):
-        depth += 1 if match.group() == "{" else -1
-        if depth == 0:
-            return match.start()
-    raise ParseError("a brace is never closed")
 
 
 def _declare(module: Module, head: str) -> None:
@@ -126,62 +91,11 @@ def _initial_bytes(name: str, value: str | None, element: int, size: int) -> byt
         return bytes(size)
     items = [item.strip() for item in value.strip().strip("{}").split(",") if item.strip()]
     try:
-        numbers = [number if (number := _number(item)) is not None else int(item, 0) for item in items]
+        numbers = [int(item, 0) if number(item) is None else number(item) for item in items]
     except ValueError:
         raise ParseError(f"initial value of {name}: only numbers are supported, not {value[:60]!r}") from None
     data = b"".join((number & (256**element - 1)).to_bytes(element, "little") for number in numbers)
     return data.ljust(size, b"\0")
-
-
-def _number(text: str) -> int | None:
-    """An immediate's value; floats as their bits."""
-    if match := re.fullmatch(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})", text):
-        return int(match.group(1) or match.group(2), 16)
-    if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", text):
-        return int(text.rstrip("U"), 0)
-    return None
-
-
-def _decimal(text: str, modifiers: tuple[str, ...]) -> int | None:
-    """A float written with a point, as the bits of the instruction's type, else of f64."""
-    if not re.fullmatch(r"-?\d+\.\d*(?:[eE][-+]?\d+)?", text):
-        return None
-    format = "<f" if "f32" in modifiers else "<d"
-    return int.from_bytes(struct.pack(format, float(text)), "little")
-
-
-def _split(text: str) -> list[str]:
-    """At the commas that lie in no bracket."""
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "[{(") - (character in ")}]")
-        if character == "," and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    parts.append(text[start:].strip())
-    return [part for part in parts if part]
-
-
-class _Statements:
-    """The statements of a body: instructions and directives without `;`, labels with `:`, scope braces, .loc lines."""
-
-    _TOKEN = re.compile(
-        r"\s*(?:(?P<loc>\.loc\b[^\n]*)|(?P<brace>[{}])|(?P<label>[\w$]+)\s*:(?!:)|(?P<statement>[^;]+?)\s*;)", re.S
-    )
-
-    def __init__(self, body: str):
-        self._body = body.rstrip()
-
-    def __iter__(self):
-        position = 0
-        while position < len(self._body):
-            match = self._TOKEN.match(self._body, position)
-            if not match:
-                if not self._body[position:].strip(" \t\r\n;"):
-                    return
-                raise ParseError(f"can't read {self._body[position : position + 80]!r}")
-            position = match.end()
-            yield match.lastgroup, " ".join(match[match.lastgroup].split())
 
 
 class _Scope:
@@ -205,33 +119,10 @@ class _Scope:
         return None
 
 
-class _Locations:
-    """Follows .loc lines. A call site is itself a place that may have been inlined: its latest parent counts."""
-
-    def __init__(self, files: dict[int, str]):
-        self._files = {number: os.path.basename(name) for number, name in files.items()}
-        self._parents: dict[tuple[int, int, int], tuple[int, int, int] | None] = {}
-        self.current = NOWHERE
-
-    def see(self, line: str) -> None:
-        here = tuple(int(number) for number in line.split(",")[0].split()[1:4])
-        match = re.search(r"inlined_at\s+(\d+)\s+(\d+)\s+(\d+)", line)
-        self._parents[here] = tuple(int(number) for number in match.groups()) if match else None
-        if here[1] == 0:  # made by the compiler: the line before is the better answer
-            return
-        frames, seen = [], set()
-        place = here
-        while place and place not in seen:
-            seen.add(place)
-            frames.append((self._files.get(place[0], "?"), place[1]))
-            place = self._parents.get(place)
-        self.current = Location(tuple(frames))
-
-
 class _KernelParser:
     def __init__(self, module: Module, name: str, head: str, files: dict[int, str]):
         self._kernel = Kernel(name, module)
-        self._locations = _Locations(files)
+        self._locations = Locations(files)
         self._scope = _Scope(None, "")
         self._scopes = 0
         self._immediates: dict[int, int] = {}
@@ -248,7 +139,7 @@ class _KernelParser:
     def _parameters(self, head: str) -> None:
         match = re.search(r"\.entry\s+[\w$]+\s*\((.*?)\)", head, re.S)
         offset = 0
-        for text in _split(match.group(1)) if match else []:
+        for text in split(match.group(1)) if match else []:
             declared = _VARIABLE.match(re.sub(r"\.ptr(\s*\.(?!align)\w+)?(\s*\.align\s+\d+)?", "", text))
             if not declared:
                 raise ParseError(f"{self._kernel.name}: unknown parameter {text!r}")
@@ -258,7 +149,7 @@ class _KernelParser:
             self._scope.variables[variable.name] = variable
 
     def parse(self, body: str) -> Kernel:
-        for kind, text in _Statements(body):
+        for kind, text in Statements(body):
             if kind == "loc":
                 self._locations.see(text)
             elif kind == "brace":
@@ -292,7 +183,7 @@ class _KernelParser:
 
     def _directive(self, text: str) -> None:
         if match := re.match(r"\.reg\s*\.(\w+)\s+(.*)", text):
-            for name in _split(match.group(2)):
+            for name in split(match.group(2)):
                 many = re.fullmatch(r"(\S+?)<(\d+)>", name)
                 names = [f"{many.group(1)}{i}" for i in range(int(many.group(2)))] if many else [name]
                 for each in names:
@@ -301,7 +192,7 @@ class _KernelParser:
         elif text.startswith((".shared", ".local", ".param")):
             self._local_variable(text)
         elif text.startswith(".branchtargets"):
-            self._scope.tables[self._label_pending] = _split(text.split(None, 1)[1])
+            self._scope.tables[self._label_pending] = split(text.split(None, 1)[1])
         elif not text.startswith((".pragma", ".callprototype")):
             raise ParseError(f"{self._kernel.name}: unknown directive {text!r}")
 
@@ -331,7 +222,7 @@ class _KernelParser:
         match = re.match(r"([\w.:]+)\s*(.*)", rest, re.S)
         opcode, *modifiers = match.group(1).replace("::", ":").split(".")
         modifiers = tuple(modifier.replace(":", "::") for modifier in modifiers)
-        parts = _split(match.group(2))
+        parts = split(match.group(2))
         index = len(self._kernel.instructions)
         location = self._locations.current
         if opcode == "bra":
@@ -354,14 +245,14 @@ class _KernelParser:
 
     def _call_operand(self, text: str) -> Operand:
         if text.startswith("("):
-            return Vector(tuple(self._operand(part, ("b64",), 1) for part in _split(text[1:-1])))
+            return Vector(tuple(self._operand(part, ("b64",), 1) for part in split(text[1:-1])))
         return Name(text)
 
     def _operand(self, text: str, modifiers: tuple[str, ...], position: int) -> Operand:
         if text == "_":
             return Sink()
         if text[0] in "{(":
-            return Vector(tuple(self._operand(part, modifiers, position) for part in _split(text[1:-1])))
+            return Vector(tuple(self._operand(part, modifiers, position) for part in split(text[1:-1])))
         if text[0] == "[":
             return self._address(text)
         if "|" in text:
@@ -371,9 +262,9 @@ class _KernelParser:
         register = self._scope.find("registers", text[1:].strip() if negated else text)
         if register is not None:
             return Register(register.slot, register.name, register.type, negated) if negated else register
-        value = _number(text)
+        value = number(text)
         if value is None:
-            value = _decimal(text, modifiers)
+            value = decimal(text, modifiers)
         if value is not None:
             return Immediate(self._immediate(value & _immediate_mask(modifiers, position)), value)
         if _SPECIAL.match(text):
@@ -396,7 +287,7 @@ class _KernelParser:
         return Symbol(slot, name, space)
 
     def _address(self, text: str) -> Address:
-        inside, *rest = _split(text[1:-1])
+        inside, *rest = split(text[1:-1])
         match = re.fullmatch(r"([^\s+]+)\s*(?:\+\s*(-?\w+))?", inside)
         if not match:
             raise ParseError(f"{self._kernel.name}: unknown address {text!r}")

@@ -90,21 +90,22 @@ class Accesses:
             self._grow(self._rows + len(fresh), 0)
             self._row_of[fresh] = np.arange(self._rows, self._rows + len(fresh))
             self._rows += len(fresh)
-        for newly in (distinct[self._last[distinct] > 0],):
-            self._note(self._row_of[newly], self._last[newly])
+        # Those that had a unit to themselves join as well.
+        alone = distinct[self._last[distinct] > 0]
+        self._note(self._row_of[alone], self._last[alone])
         self._last[distinct] = _CROWD
         self._at[distinct] = at
         self._note(self._row_of[units], stamps)
 
     def _note(self, rows: np.ndarray, stamps: np.ndarray) -> None:
-        agents = stamps & AGENT_MASK
-        for agent in np.unique(agents):
-            if int(agent) not in self._column_of:
-                self._column_of[int(agent)] = len(self._agents)
-                self._agents = np.append(self._agents, agent)
+        agents = (stamps & AGENT_MASK).tolist()
+        columns = self._column_of
+        new = [agent for agent in dict.fromkeys(agents) if agent not in columns]
+        if new:
+            columns.update(zip(new, range(len(columns), len(columns) + len(new)), strict=True))
+            self._agents = np.concatenate([self._agents, np.array(new, np.int64)])
         self._grow(0, len(self._agents))
-        columns = np.array([self._column_of[int(agent)] for agent in agents], np.int64)
-        self._crowds[rows, columns] = stamps
+        self._crowds[rows, [columns[agent] for agent in agents]] = stamps
 
     def _grow(self, rows: int, columns: int) -> None:
         have_rows, have_columns = self._crowds.shape
