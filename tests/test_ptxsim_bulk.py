@@ -53,10 +53,15 @@ def test_groups_retire_in_order_and_empty_ones_count():
 
 
 D, A, OTHER = (1, 2, 3, 4), (10, 11, 12, 13), (5, 6, 7, 8)
+UNTOUCHED = bytes(16)
 
 
 def mma(accumulators=D, operands=(), shape="m64n8k16", name="mma"):
     return Multiplication(accumulators, operands, shape, name)
+
+
+def touched(*slots: int) -> bytes:
+    return bytes(slot in slots for slot in range(16))
 
 
 def fenced() -> WgmmaRegisters:
@@ -65,62 +70,56 @@ def fenced() -> WgmmaRegisters:
     return registers
 
 
+def owners(registers: WgmmaRegisters, slots) -> list:
+    return [owner and owner.instruction for owner in map(registers.owner, slots)]
+
+
 def test_the_first_needs_a_fence():
-    assert "no wgmma.fence" in WgmmaRegisters().multiply(mma())[0][0]
-    assert fenced().multiply(mma()) == []
+    assert "no wgmma.fence" in WgmmaRegisters().multiply(mma(), UNTOUCHED)[0]
+    assert fenced().multiply(mma(), UNTOUCHED) is None
 
 
-@pytest.mark.parametrize("touched", [D[:1], A[3:]])
-def test_touched_registers_need_a_fence(touched):
-    registers = fenced()
-    registers.touch(touched)
-    assert "since the last wgmma.fence" in registers.multiply(mma(operands=A))[0][0]
-    registers = fenced()
-    registers.touch(touched)
-    registers.fence()
-    assert registers.multiply(mma(operands=A)) == []
+@pytest.mark.parametrize("slot", [D[0], A[3]])
+def test_touched_registers_need_a_fence(slot):
+    assert "since the last wgmma.fence" in fenced().multiply(mma(operands=A), touched(slot))[0]
 
 
 def test_others_than_its_registers_may_be_touched():
-    registers = fenced()
-    registers.touch(OTHER)
-    assert registers.multiply(mma()) == [] and registers.touch(OTHER) == []
+    assert fenced().multiply(mma(), touched(*OTHER, *A)) is None
 
 
-@pytest.mark.parametrize("touched", [D[:1], A[:1]])
-def test_registers_in_flight_are_free_after_the_wait_that_covers_them(touched):
+def test_registers_are_owned_until_the_wait_that_covers_them():
     registers = fenced()
-    registers.multiply(mma(operands=A, name="first"))
-    assert registers.touch(touched)[0][1] == "first"
+    registers.multiply(mma(operands=A, name="first"), UNTOUCHED)
+    assert owners(registers, D + A + OTHER) == ["first"] * 8 + [None] * 4
     registers.commit()
-    assert registers.wait(1) == [] and registers.touch(touched)
-    assert [m.instruction for m in registers.wait(0)] == ["first"] and registers.touch(touched) == []
+    assert registers.wait(1) == [] and registers.owner(D[0])
+    assert [m.instruction for m in registers.wait(0)] == ["first"] and owners(registers, D + A) == [None] * 8
 
 
 def test_an_uncommitted_one_is_not_covered_by_any_wait():
     registers = fenced()
-    registers.multiply(mma())
-    registers.wait(0)
-    assert registers.touch(D[:1])
+    registers.multiply(mma(), UNTOUCHED)
+    assert registers.wait(0) == [] and registers.owner(D[0])
 
 
 def test_retiring_an_older_group_leaves_what_a_newer_one_owns():
     registers = fenced()
-    registers.multiply(mma(operands=A, name="old"))
+    registers.multiply(mma(operands=A, name="old"), UNTOUCHED)
     registers.commit()
-    assert registers.multiply(mma(name="new")) == []  # chained: no fence, no wait
+    assert registers.multiply(mma(name="new"), UNTOUCHED) is None  # chained: no fence, no wait
     registers.commit()
     registers.wait(1)
-    assert registers.touch(A) == [] and registers.touch(D[:1])[0][1] == "new"
+    assert owners(registers, A + D) == [None] * 4 + ["new"] * 4
     registers.wait(0)
-    assert registers.touch(D) == []
+    assert owners(registers, D) == [None] * 4
 
 
 @pytest.mark.parametrize(
     "second, problem",
     [
         (mma(shape="m64n16k16"), "same shape"),
-        (mma(D[1:] + (9,)), "same shape"),
+        (mma((*D[1:], 9)), "same shape"),
         (mma(OTHER, D), "accumulator of a wgmma in flight"),
         (mma(A), "same shape"),
         (mma(OTHER, A), None),
@@ -129,6 +128,9 @@ def test_retiring_an_older_group_leaves_what_a_newer_one_owns():
 )
 def test_registers_shared_by_two_in_flight(second, problem):
     registers = fenced()
-    registers.multiply(mma(operands=A))
-    found = registers.multiply(second)
-    assert (found == []) if problem is None else problem in found[0][0]
+    registers.multiply(mma(operands=A, name="first"), UNTOUCHED)
+    found = registers.multiply(second, UNTOUCHED)
+    if problem is None:
+        assert found is None
+    else:
+        assert problem in found[0] and found[1] == "first"

@@ -41,6 +41,7 @@ class Copy:
     agent: int = 0
     read: bool = False
     written: bool = False
+    awaited: bool = False  # somebody waited until it had at least read its source
 
 
 Operation = TypeVar("Operation")

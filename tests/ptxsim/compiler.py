@@ -27,15 +27,16 @@ class CompileError(Exception):
 
 
 def compile_ptx(source: Path, flags: tuple[str, ...] = (), headers: Path | None = None) -> Path:
-    """PTX of a .cu file, from build/ptx when it was compiled before. `headers`: the folder whose headers count, by
-    content; the source's own folder without it."""
+    """PTX of a .cu file, from build/ptx when it was compiled before. `headers`: a folder whose headers count, by
+    content, beside those of the source's own folder."""
     nvcc = cuda_toolkit.find_nvcc()
     if nvcc is None:
         raise CompileError(f"{cuda_toolkit.NVCC_NOT_FOUND}: {cuda_toolkit.INSTALL_HINT}")
     command = [*cuda_toolkit.PTX_FLAGS, *flags]
     content = hashlib.sha256(repr((nvcc.version, command)).encode())
-    folder = headers or source.parent
-    for file in [source, *sorted(f for f in folder.rglob("*") if f.suffix in (".h", ".cuh"))]:
+    folders = [source.parent, headers] if headers else [source.parent]
+    files = {file for folder in folders for file in folder.rglob("*") if file.suffix in (".h", ".cuh")}
+    for file in [source, *sorted(files)]:
         content.update(file.read_bytes() + b"\0")
     target = CACHE / f"{source.stem}-{content.hexdigest()[:20]}.ptx"
     if target.exists():

@@ -58,6 +58,9 @@ class Cta:
         self.barriers = [NamedBarrier(number) for number in range(BARRIERS)]
         self.mbarriers: dict[int, object] = {}  # by address in shared memory
         self.pending: list[Pending] = []
+        self.at_exit: list[Callable[[], None]] = []  # checks
+        self.warpgroups: dict[int, object] = {}  # by first warp
+        self.register_pool: object | None = None  # of setmaxnreg
         self.warps: list[Warp] = []
         count = -(-launch.block // LANES)
         first_agent = machine.clocks.add(count * LANES)
@@ -242,9 +245,11 @@ class Machine:
         self.wake()
 
     def _retire(self, cta: Cta) -> None:
+        # What nobody waited for is reported however fast it was; what may go on after the end does.
+        for check in cta.at_exit:
+            check()
         for operation in cta.pending:
-            detail = f"the CTA exits while {operation.text} is pending"
-            operation.warp.report(Kind.PENDING_AT_EXIT, detail, instruction=operation.instruction)
+            operation.complete()
         cta.pending.clear()
         for barrier in cta.barriers:
             if barrier.arrived:
@@ -273,6 +278,8 @@ class Machine:
                 f"  CTA {cta.index}, mbarrier at {cta.shared.describe(address)}: {state}"
                 for address, state in sorted(cta.mbarriers.items())
             ]
+            if cta.register_pool:
+                lines.append(f"  CTA {cta.index}, {cta.register_pool}")
         warp, instruction = first
         warp.report(Kind.DEADLOCK, "\n".join(lines), instruction=instruction)
 

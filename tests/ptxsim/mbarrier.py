@@ -1,6 +1,6 @@
 """An mbarrier object as a state machine: phases, pending arrivals, pending bytes (tx). It knows nothing of warps.
 
-Whoever arrives hands something over (its clock, to the interpreter: any object here); whoever sees a phase complete gets
+Whoever arrives hands something over (to the interpreter a clock, here any object); whoever sees a phase complete gets
 what was handed over in that phase.
 """
 

@@ -177,6 +177,20 @@ class Region:
             return None
         return self.data[low : low + size]
 
+    def async_read_granules(self, access: AsyncAccess, granules: np.ndarray) -> bool:
+        """Checks and records a read of 16-byte granules, given by their sorted addresses / 16, in shared memory."""
+        low, high = int(granules[0]) << 4, int(granules[-1] + 1) << 4
+        if (
+            low < 0
+            or high > self.size
+            or not self.shadow.async_read_granules(
+                access.agent, access.knowledge, granules, access.index, access.conflict
+            )
+        ):
+            access.report(Kind.OUT_OF_BOUNDS, f"reads bytes from {self.describe(low)} to {self.describe(high - 1)}")
+            return False
+        return True
+
     def async_write(self, access: AsyncAccess, address: int, data: np.ndarray) -> bool:
         low, size = address - self.base, len(data)
         if low < 0 or low + size > self.size:

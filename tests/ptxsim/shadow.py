@@ -189,7 +189,8 @@ class Shadow:
         self._by_size = {n: self.written.reshape(-1, n) for n in (1, 2, 4, 8, 16)}
         self._reads = Accesses(size)
         self._atomics = Accesses(size)
-        self._async_reads: list[tuple[int, int, int, int]] = []  # (low, high, agent, instruction)
+        # (low, high, agent, instruction, 16-byte granules that were read, or None for all of them)
+        self._async_reads: list[tuple[int, int, int, int, np.ndarray | None]] = []
 
     def set_red_zone(self, low: int, high: int) -> None:
         """The bytes belong to nothing: touching them is out of bounds."""
@@ -298,8 +299,10 @@ class Shadow:
         if not self._async_reads:
             return
         offset = index * size
-        for low, high, agent, other in self._async_reads:
+        for low, high, agent, other, granules in self._async_reads:
             hit = np.flatnonzero((offset < high) & (offset + size > low))
+            if granules is not None and len(hit):
+                hit = hit[np.isin(offset[hit] >> 4, granules)]
             if len(hit):
                 stamp = async_stamp(agent)
                 late = clocks.limits(lanes[hit], np.full((len(hit), 1), agent))[:, 0] < stamp
@@ -320,25 +323,48 @@ class Shadow:
             return False
         if not stamps.all():
             conflict(Kind.UNINITIALISED_MEMORY, _NO_ROWS, "reads bytes never written", -1)
-        self._async_against_writes(agent, knowledge, low, stamps, conflict, "reads")
+        self._async_against_writes(agent, knowledge, lambda i: low + i, stamps, conflict, "reads")
         if (other := self._atomics.unordered_range(knowledge, low, high)) is not None:
             conflict(Kind.RACE, _NO_ROWS, "reads what a thread changes atomically, unordered", other)
-        self._async_reads.append((low, high, agent, at))
+        self._async_reads.append((low, high, agent, at, None))
+        return True
+
+    def async_read_granules(
+        self, agent: int, knowledge: Knowledge, granules: np.ndarray, at: int, conflict: Conflict
+    ) -> bool:
+        """The same for scattered bytes: sorted distinct granules of 16."""
+        stamps = self._by_size[16][granules].ravel()
+        if stamps.min(initial=1) < 0:
+            return False
+        if not stamps.all():
+            conflict(Kind.UNINITIALISED_MEMORY, _NO_ROWS, "reads bytes never written", -1)
+        where = lambda i: 16 * int(granules[i >> 4]) + (i & 15)  # noqa: E731
+        self._async_against_writes(agent, knowledge, where, stamps, conflict, "reads")
+        low, high = 16 * int(granules[0]), 16 * int(granules[-1]) + 16
+        if self._atomics.unordered_range(knowledge, low, high) is not None:  # maybe between the granules
+            for granule in granules.tolist():
+                if (other := self._atomics.unordered_range(knowledge, 16 * granule, 16 * granule + 16)) is not None:
+                    conflict(Kind.RACE, _NO_ROWS, "reads what a thread changes atomically, unordered", other)
+                    break
+        self._async_reads.append((low, high, agent, at, granules))
         return True
 
     def async_write(self, agent: int, knowledge: Knowledge, low: int, high: int, at: int, conflict: Conflict) -> bool:
         stamps = self.written[low:high]
         if len(stamps) < high - low or stamps.min(initial=1) < 0:
             return False
-        self._async_against_writes(agent, knowledge, low, stamps, conflict, "writes")
+        self._async_against_writes(agent, knowledge, lambda i: low + i, stamps, conflict, "writes")
         for accesses in (self._reads, self._atomics):
             if (other := accesses.unordered_range(knowledge, low, high)) is not None:
                 conflict(Kind.RACE, _NO_ROWS, "writes what a thread reads, unordered", other)
             accesses.forget_range(low, high)
         kept = []
         for entry in self._async_reads:
-            start, end, reader, other = entry
-            if reader != agent and start < high and end > low:
+            start, end, reader, other, granules = entry
+            overlaps = start < high and end > low
+            if overlaps and granules is not None:
+                overlaps = bool(((granules >= low >> 4) & (granules <= (high - 1) >> 4)).any())
+            if reader != agent and overlaps:
                 knowledge.widen(reader + 1)
                 if knowledge.seen[reader] < async_stamp(reader):
                     conflict(Kind.RACE, _NO_ROWS, f"writes what {self._who(reader)} may still read", other)
@@ -351,19 +377,19 @@ class Shadow:
         self._written_at[low >> 2 : -(-high // 4)] = at
         return True
 
-    def _async_against_writes(self, agent, knowledge, low, stamps, conflict, does) -> None:
+    def _async_against_writes(self, agent, knowledge, offset_of, stamps, conflict, does) -> None:
         agents = stamps & AGENT_MASK
         knowledge.widen(int(agents.max(initial=0)) + 1)
         late = (stamps > knowledge.seen[agents]) & (agents != agent)
         if late.any():
             byte = int(np.flatnonzero(late)[0])
-            other = int(self._written_at[(low + byte) >> 2])
+            other = int(self._written_at[offset_of(byte) >> 2])
             conflict(Kind.RACE, _NO_ROWS, f"{does} bytes that {self._who(int(agents[byte]))} wrote, unordered", other)
         generic = (agents > HOST) & ~self.clocks.asynchronous[agents]
         unfenced = generic & (stamps > knowledge.fenced[agents]) & ~late
         if unfenced.any():
             byte = int(np.flatnonzero(unfenced)[0])
-            other = int(self._written_at[(low + byte) >> 2])
+            other = int(self._written_at[offset_of(byte) >> 2])
             detail = f"{does} through the async proxy what a thread wrote without fence.proxy.async"
             conflict(Kind.PROXY, _NO_ROWS, detail, other)
 

@@ -65,6 +65,7 @@ class Warp:
         self._initialised: dict[int, int] = {}  # slot -> lanes, for registers that not all lanes have written
         self.accessed = bytearray(len(self.rows))  # registers read or written since the last wgmma.fence
         self._holders: dict[int, list[object]] = {}
+        self.copy_groups: dict[tuple[int, bool], object] = {}  # of asynchronous copies, by lane and whether bulk
         self.carry = np.zeros(LANES, np.uint64)  # the condition code register
         self.fences = LaneFences()
         self.local = code.local_memory()
@@ -110,10 +111,7 @@ class Warp:
         for slot in sources:
             guard = self.guard[slot]
             if guard & UNINITIALISED:
-                missing = bits & ~self._initialised.get(slot, 0) & self.existing
-                if missing:
-                    self.report(Kind.UNINITIALISED_REGISTER, f"reads {self._register(slot)}", _lanes(missing))
-                    self._note_initialised(slot, missing)  # once is enough
+                self._check_initialised(slot, bits)
             if guard & HELD:
                 self._report_held(slot, "reads", mask)
         for slot in destinations:
@@ -122,22 +120,33 @@ class Warp:
             if self.guard[slot] & UNINITIALISED:
                 self._note_initialised(slot, bits)
 
+    def _check_initialised(self, slot: int, bits: int = ALL_BITS) -> None:
+        missing = bits & ~self._initialised.get(slot, 0) & self.existing
+        if missing:
+            self.report(Kind.UNINITIALISED_REGISTER, f"reads {self._register(slot)}", _lanes(missing))
+            self._note_initialised(slot, missing)  # once is enough
+
     def _note_initialised(self, slot: int, bits: int) -> None:
         bits |= self._initialised.get(slot, 0)
         self._initialised[slot] = bits
         if not self.existing & ~bits:
             self.guard[slot] &= ~UNINITIALISED
 
-    def hold(self, operand: Register, holder: object) -> None:
+    def hold(self, slot: int, holder: object, writes: bool, reads: bool) -> None:
         """An asynchronous operation has the register until it is released; `str(holder)` says which."""
-        self._holders.setdefault(operand.slot, []).append(holder)
-        self.guard[operand.slot] |= HELD
+        if self.guard[slot] & UNINITIALISED:
+            if reads:
+                self._check_initialised(slot)
+            if writes:
+                self._note_initialised(slot, ALL_BITS)
+        self._holders.setdefault(slot, []).append(holder)
+        self.guard[slot] |= HELD
 
-    def release(self, operand: Register, holder: object) -> None:
-        holders = self._holders[operand.slot]
+    def release(self, slot: int, holder: object) -> None:
+        holders = self._holders[slot]
         holders.remove(holder)
         if not holders:
-            self.guard[operand.slot] &= ~HELD
+            self.guard[slot] &= ~HELD
 
     def _report_held(self, slot: int, verb: str, mask: np.ndarray) -> None:
         holder = self._holders[slot][-1]
