@@ -56,16 +56,12 @@ struct StageSize {
 };
 static_assert(sizeof(StageSize) == 16, "kernels move it as one vector");
 
-// An entry of the table of codes by pair.
-constexpr int kShortLengthShift = 8;
-constexpr uint32_t kShortNoCode = 1u << 15;  // the entry is the first code's: the pair needs a patch
-
 // Of all kernels that size or write stages; each says which fields it reads. What belongs to a matrix is that of the
 // band's first one.
 struct EncodeArgument {
   Band band;
   DeviceAddress sizes;    // StageSize [matrices, stages]: sizing kernels write it, writing kernels read it
-  DeviceAddress codes;    // huffman: u16[65536], code | length << 8 | kShortNoCode
+  DeviceAddress codes;    // huffman: u32[65536] by pair, as Code::encode_table
   DeviceAddress misfits;  // nibble, sizing: u32, set to 1 if the weights can't be nibble
   // Writing: packed matrices that already have their index.
   DeviceAddress packed;

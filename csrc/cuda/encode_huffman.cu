@@ -3,6 +3,12 @@
 // Two passes, since a word's place depends on all that stands before it: the first one runs the streams' positions and
 // reports what each warp takes in each stage; the second one knows every section's place, and its warps never wait for
 // one another.
+//
+// hot loop: unweight_size_huffman 64 LDS
+// budget: unweight_size_huffman 12.0
+// hot loop: unweight_write_huffman 16 LDS
+// budget: unweight_write_huffman 20.0
+#include "../format/code.h"
 #include "encode/patches.cuh"
 
 namespace unweight::cuda {
@@ -36,14 +42,14 @@ struct Codes {
   uint32_t code = 0, bits = 0;
   uint32_t missing = 0;  // bit i: register i has none of its own
 
-  __device__ __forceinline__ Codes(const uint16_t* table, const uint32_t (&registers)[kRegisters]) {
+  __device__ __forceinline__ Codes(const uint32_t* table, const uint32_t (&registers)[kRegisters]) {
 #pragma unroll
     for (int i = 0; i < kRegisters; i++) {
-      const uint32_t entry = __ldg(table + ((registers[i] >> 15 & 0xFF00) | (registers[i] >> 7 & 0xFF)));
-      const uint32_t length = entry >> kShortLengthShift & 15;
-      code = code << length | (entry & 0xFF);
+      const uint32_t pair = (registers[i] >> 15 & 0xFF00) | (registers[i] >> 7 & 0xFF);
+      const uint32_t entry = __ldg(table + pair), length = entry >> 16 & 15;
+      code = code << length | (entry & 0xFFFF);
       bits += length;
-      missing |= (entry & kShortNoCode ? 1u : 0u) << i;
+      missing |= (entry & kNoCode ? 1u : 0u) << i;
     }
   }
 };
@@ -91,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads, kCtas)
   const Segment segment(a.band);
   const BandMatrix matrix(a, segment.matrix);
   const Padding padding = pair_padding(a);
-  const auto* table = reinterpret_cast<const uint16_t*>(a.codes);
+  const auto* table = reinterpret_cast<const uint32_t*>(a.codes);
   SizedStream streams[2];
   uint32_t count = 0;
   // Lane s keeps what happens in stage s of the segment.
@@ -179,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads, kCtas)
   const Segment segment(a.band);
   const BandMatrix matrix(a, segment.matrix);
   const Padding padding = pair_padding(a);
-  const auto* table = reinterpret_cast<const uint16_t*>(a.codes);
+  const auto* table = reinterpret_cast<const uint32_t*>(a.codes);
   uint8_t* const begin = matrix.stage(segment.unit);
   auto* const words = reinterpret_cast<uint32_t*>(begin);
   WrittenStream streams[2];
@@ -218,7 +224,8 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads, kCtas)
         plane[2 * k] = merge_signs_mantissas(registers[0], registers[1]);
         plane[2 * k + 1] = merge_signs_mantissas(registers[2], registers[3]);
         const Codes codes(table, registers);
-        patches.add(2 * pair + k, lane, codes.missing, [&](int i) { return registers[i] & kExponentBits; });
+        patches.add(2 * pair + k, lane, codes.missing, registers,
+                    [](uint32_t weights) { return weights & kExponentBits; });
         taken += streams[k].append(words, codes, lane, take);
       }
       store_plane(out, warp, pair, lane, make_uint4(plane[0], plane[1], plane[2], plane[3]));

@@ -138,16 +138,11 @@ PairCounts Transcoder::count(bool complete_halves) {
   return pairs;
 }
 
-// The entries of Code::encode_table in 16 bits: half as much to keep in a cache.
 void Transcoder::make_code() {
   packing_.code = build_code(count(/*complete_halves=*/true), 8);
-  std::vector<uint16_t> entries;
-  entries.reserve(kPairs);
-  for (uint32_t entry : packing_.code.encode_table())
-    entries.push_back(static_cast<uint16_t>((entry & 0xFF) | (entry >> 16 & 15) << kShortLengthShift |
-                                            (entry & kNoCode ? kShortNoCode : 0)));
-  if (!codes_) codes_ = device_.allocate(2 * entries.size(), "codes by pair");
-  device_.upload(codes_, entries.data(), 2 * entries.size());
+  const std::vector<uint32_t> entries = packing_.code.encode_table();
+  if (!codes_) codes_ = device_.allocate(sizeof(uint32_t) * entries.size(), "codes by pair");
+  device_.upload(codes_, entries.data(), sizeof(uint32_t) * entries.size());
 }
 
 EncodeArgument Transcoder::argument(const BandRows& band) const {

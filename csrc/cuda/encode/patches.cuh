@@ -6,30 +6,34 @@ namespace unweight::cuda {
 
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
+// Registers can't be indexed at run time.
+__device__ __forceinline__ uint32_t pick(const uint32_t (&registers)[kRegisters], uint32_t i) {
+  return i & 2 ? (i & 1 ? registers[3] : registers[2]) : (i & 1 ? registers[1] : registers[0]);
+}
+
 struct PatchWriter {
-  uint32_t* entries;  // nullptr where only their number is wanted
+  uint32_t* entries;
   uint32_t count = 0, ksteps = 0;
 
-  // Bit i of `missing` says that register i of this lane needs a patch; `patch(i)` makes it.
-  template <class Patch>
-  __device__ __forceinline__ void add(int kstep, int lane, uint32_t missing, Patch patch) {
+  // Bit i of `missing` says that register i of this lane needs a patch; `exponents(register)` are what stands in it.
+  template <class Exponents>
+  __device__ __forceinline__ void add(int kstep, int lane, uint32_t missing, const uint32_t (&registers)[kRegisters],
+                                      Exponents exponents) {
     if (!__any_sync(kAllLanes, missing)) return;
     const uint32_t lower = (1u << lane) - 1;
-    uint32_t place = count, total = 0;
+    uint32_t place = count;
 #pragma unroll
     for (int i = 0; i < kRegisters; i++) {
       const uint32_t lanes = __ballot_sync(kAllLanes, missing >> i & 1);
       place += __popc(lanes & lower);
-      total += __popc(lanes);
+      count += __popc(lanes);
     }
     ksteps |= 1u << kstep;
-    count += total;
-#pragma unroll
-    for (int i = 0; i < kRegisters; i++)
-      if (missing >> i & 1) {
-        const uint32_t more = place + 1 < count ? kPatchContinues : 0;
-        entries[place++] = patch(i) | static_cast<uint32_t>(kRegisters * lane + i) | more;
-      }
+    for (; missing; missing &= missing - 1, place++) {
+      const uint32_t i = __ffs(missing) - 1;
+      const uint32_t more = place + 1 < count ? kPatchContinues : 0;
+      entries[place] = exponents(pick(registers, i)) | (kRegisters * lane + i) | more;
+    }
   }
 };
 
