@@ -4,11 +4,13 @@ import struct
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from native_module import build, native
+from samples import LAYOUTS, weight
 
-from unweight_ext import reference_code, reference_tiles
+from unweight_ext import info, pack, reference_code, reference_tiles
 
 WORDS = st.integers(0, 2**32 - 1)
 EXPONENTS = 0x7F807F80
@@ -113,3 +115,39 @@ def test_a_second_build_compiles_nothing() -> None:
     module = build()
     before = module.stat().st_mtime_ns
     assert build() == module and module.stat().st_mtime_ns == before
+
+
+class Bytes:
+    """A device that holds one tensor and counts what is read of it."""
+
+    def __init__(self, packed: torch.Tensor) -> None:
+        self.bytes, self.read = packed.numpy().tobytes(), 0
+
+    def download(self, address: int, nbytes: int) -> bytes:
+        assert address + nbytes <= len(self.bytes), "read behind the tensor"
+        self.read += nbytes
+        return self.bytes[address : address + nbytes]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_heads_are_read_without_the_data(layout: str) -> None:
+    packed = pack(weight("trained", 200, 384), layout)
+    about, device = info(packed), Bytes(packed)
+    assert native.read_head(device, 0, packed.numel()) == (LAYOUTS.index(layout), 384, about.used_bytes)
+    assert device.read < 8192 < packed.numel()
+
+
+HEAD = pack(weight("trained", 64, 256), "huffman")
+
+
+@given(st.data())
+def test_damaged_heads_are_refused_or_read_within_the_tensor(data: st.DataObject) -> None:
+    packed = HEAD.flatten()[: data.draw(st.sampled_from([0, 1, 127, 128, 159, 160, 700, HEAD.numel()]))].clone()
+    for _ in range(data.draw(st.integers(0, 3))):
+        if len(packed):
+            packed[data.draw(st.integers(0, min(len(packed), 800) - 1))] = data.draw(st.integers(0, 255))
+    device = Bytes(packed)
+    try:
+        native.read_head(device, 0, len(packed))
+    except native.Error as error:
+        assert str(error).startswith("packed: ")

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "../../csrc/cuda/head.h"
 #include "../../csrc/cuda/plan.h"
 #include "../../csrc/cuda/status.h"
 #include "module.h"
@@ -86,6 +87,13 @@ void bind_drivers(py::module_& m) {
   m.def("plan_verify_headers", &cuda::plan_verify_headers);
   m.def("plan_compare_checksums", &cuda::plan_compare_checksums);
   m.def("plan_embedding", &cuda::plan_embedding);
+  // (layout, in_features, used_bytes) of a matrix's header.
+  m.def("read_head", [](py::object object, DeviceAddress matrix, uint64_t size) {
+    PythonDevice device(std::move(object));
+    const cuda::Head head(device, matrix, size);
+    const Header& h = head.header();
+    return py::make_tuple(static_cast<int>(h.layout), h.in_features, h.used_bytes);
+  });
   // (flaw, matrix, place) of a status word; flaw counts the lines of the enum.
   m.def("read_status", [](uint64_t word) {
     const cuda::Damage damage = cuda::read_status(word);

@@ -29,7 +29,7 @@ class PythonDevice final : public Device {
     const auto got = object_.attr("download")(from, bytes).cast<pybind11::bytes>();
     const std::string_view view = got;
     if (view.size() != bytes) fail("download: got ", view.size(), " bytes, expected ", bytes);
-    std::memcpy(to, view.data(), bytes);
+    if (bytes) std::memcpy(to, view.data(), bytes);
   }
 
   void launch(const LaunchPlan& plan) override {
