@@ -19,8 +19,8 @@ def carry_use(opcode: str, modifiers: tuple[str, ...]) -> tuple[bool, bool]:
 def compile_op(opcode: str, modifiers: tuple[str, ...], destinations: int = 1) -> Operation:
     """The function of an instruction: uint64[32] per source, in the order of its operands, to uint64[32].
 
-    A source is taken modulo its type's width; a result is zero-extended from it. Predicates are 0 or 1. setp p|q
-    (destinations=2) gives both, p first. carry_use says which have the condition code register as well.
+    Sources are zero above their type's width (but those of cvt, which cuts them), and so are results. Predicates are 0
+    or 1. setp p|q (destinations=2) gives both, p first. carry_use says which have the condition code register as well.
 
     Raises UnsupportedInstruction for an opcode, a type or a modifier that is not known.
     """

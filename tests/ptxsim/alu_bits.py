@@ -63,23 +63,16 @@ def _shift(mods: Modifiers) -> Operation:
     type_name = mods.type(*("b16", *WORDS), *(() if left else ("u16", "u32", "u64", "s16", "s32", "s64")))
     mods.done()
     value, size = narrow(type_name), int(type_name[1:])
-    low, limit = MASKS[4], _Z(size - 1)
-    signed, mask = type_name in SIGNED, MASKS[size // 8]
+    mask, limit = MASKS[size // 8], _Z(size - 1)
 
-    # Amounts past the width shift everything out; an arithmetic shift leaves copies of the sign.
-    def shl(a: Lanes, amount: Lanes) -> Lanes:
-        count = amount & low
-        return np.where(count > limit, _Z(0), (a << np.minimum(count, limit)) & mask)
-
-    def shr(a: Lanes, amount: Lanes) -> Lanes:
-        count = amount & low
-        return np.where(count > limit, _Z(0), (a & mask) >> np.minimum(count, limit))
-
+    # Amounts past the width shift everything out, in PTX as in numpy; an arithmetic shift leaves copies of the sign.
     def sar(a: Lanes, amount: Lanes) -> Lanes:
         x = value(a)
-        return lanes_of(x >> np.minimum(amount & low, limit).astype(x.dtype))
+        return lanes_of(x >> np.minimum(amount, limit).astype(x.dtype))
 
-    return shl if left else sar if signed else shr
+    if left:
+        return lambda a, amount: (a << amount) & mask
+    return sar if type_name in SIGNED else lambda a, amount: a >> amount
 
 
 def _funnel_shift(mods: Modifiers) -> Operation:
@@ -97,8 +90,8 @@ def _funnel_shift(mods: Modifiers) -> Operation:
 
 
 def _field(count: Lanes) -> Lanes:
-    """2^count - 1, for counts up to 64."""
-    return np.where(count >= _Z(64), ~_Z(0), (_Z(1) << np.minimum(count, _Z(63))) - _Z(1))
+    """2^count - 1 modulo 2^64."""
+    return (_Z(1) << count) - _Z(1)
 
 
 def _extract_field(mods: Modifiers) -> Operation:
@@ -108,8 +101,8 @@ def _extract_field(mods: Modifiers) -> Operation:
     mask, top = MASKS[size // 8], _Z(size - 1)
 
     def extract(a: Lanes, position: Lanes, length: Lanes) -> Lanes:
-        a, position, length = a & mask, position & _Z(255), length & _Z(255)
-        field = np.where(position > top, _Z(0), a >> np.minimum(position, top)) & _field(length)
+        position, length = position & _Z(255), length & _Z(255)
+        field = (a >> position) & _field(length)
         if not signed:
             return field
         # Bits past the field or past the word are copies of the field's top bit, or of the word's.
@@ -122,28 +115,23 @@ def _extract_field(mods: Modifiers) -> Operation:
 
 
 def _insert_field(mods: Modifiers) -> Operation:
-    size = int(mods.type(*WORDS)[1:])
+    mask = MASKS[int(mods.type(*WORDS)[1:]) // 8]
     mods.done()
-    mask, top = MASKS[size // 8], _Z(size - 1)
 
     def insert(a: Lanes, b: Lanes, position: Lanes, length: Lanes) -> Lanes:
-        position, length = position & _Z(255), length & _Z(255)
-        shift = np.minimum(position, top)
-        field = np.where(position > top, _Z(0), (_field(length) << shift) & mask)
-        return (b & mask & ~field) | ((a << shift) & field)
+        position = position & _Z(255)
+        field = (_field(length & _Z(255)) << position) & mask
+        return (b & ~field) | ((a << position) & field)
 
     return insert
 
 
 def _bit_length(x: Lanes) -> Lanes:
     """The position of the highest set bit plus one; 0 for 0."""
-    length = np.zeros_like(x)
-    for step in (32, 16, 8, 4, 2, 1):
-        high = x >> _Z(step)
-        some = high != 0
-        length += np.where(some, _Z(step), _Z(0))
-        x = np.where(some, high, x)
-    return length + (x != 0)
+    high = x >> _Z(32)
+    # 32 bits fit into a float64, whose exponent is their length.
+    length = np.frexp(np.where(high != 0, high, x).astype(np.float64))[1].astype(np.uint64)
+    return np.where(high != 0, length + _Z(32), length)
 
 
 def _find_highest(mods: Modifiers) -> Operation:
@@ -164,23 +152,18 @@ def _find_highest(mods: Modifiers) -> Operation:
 def _count(mods: Modifiers) -> Operation:
     size = int(mods.type(*WORDS)[1:])
     mods.done()
-    mask = MASKS[size // 8]
     if mods.opcode == "popc":
-        return lambda a: np.bitwise_count(a & mask).astype(np.uint64)
-    return lambda a: _Z(size) - _bit_length(a & mask)
+        return lambda a: np.bitwise_count(a).astype(np.uint64)
+    return lambda a: _Z(size) - _bit_length(a)
+
+
+_REVERSED = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], np.uint8)
 
 
 def _reverse(mods: Modifiers) -> Operation:
-    size = int(mods.type(*WORDS)[1:])
+    unused = _Z(64 - int(mods.type(*WORDS)[1:]))
     mods.done()
-    swaps = [(_Z(1 << i), _Z(sum(((1 << (1 << i)) - 1) << j for j in range(0, 64, 2 << i)))) for i in range(6)]
-
-    def reverse(a: Lanes) -> Lanes:
-        for shift, mask in swaps:
-            a = ((a >> shift) & mask) | ((a & mask) << shift)
-        return a >> _Z(64 - size)
-
-    return reverse
+    return lambda a: _REVERSED[a.view(np.uint8).reshape(-1, 8)[:, ::-1]].view(np.uint64)[:, 0] >> unused
 
 
 def _bytes_chosen(mode: str) -> np.ndarray:
@@ -200,20 +183,27 @@ def _permute(mods: Modifiers) -> Operation:
     mode = mods.choice("f4e", "b4e", "rc8", "ecl", "ecr", "rc16", default="any")  # comes after the type
     mods.type("b32")
     mods.done()
-    places = np.arange(0, 32, 8, dtype=np.uint64)[:, None]
-    chosen = None if mode == "any" else _bytes_chosen(mode).astype(np.uint64)
 
     def permute(a: Lanes, b: Lanes, selector: Lanes) -> Lanes:
-        both = ((b & MASKS[4]) << _Z(32)) | (a & MASKS[4])
-        if chosen is None:
-            pick = (selector >> (places >> _Z(1))) & _Z(15)  # (4, 32), a nibble per result byte
-            byte = (both >> ((pick & _Z(7)) << _Z(3))) & _Z(255)
-            byte = np.where(pick > _Z(7), (byte >> _Z(7)) * _Z(255), byte)  # bit 3: eight copies of the sign
-        else:
-            byte = (both >> (chosen[(selector & _Z(3)).astype(np.int64)].T << _Z(3))) & _Z(255)
-        return np.bitwise_or.reduce(byte << places, axis=0)
+        index, signs = _permutation(mode, selector.tobytes())
+        picked = ((b << _Z(32)) | a).view(np.uint8)[index]
+        if signs is not None:
+            picked = np.where(signs, (picked >> 7) * np.uint8(255), picked)
+        return picked.view(np.uint32)[:, 0].astype(np.uint64)
 
     return permute
+
+
+@functools.lru_cache(4096)
+def _permutation(mode: str, selectors: bytes) -> tuple[np.ndarray, np.ndarray | None]:
+    """Of the 32 lanes' 8 bytes, those that make the results, (32, 4); and which become eight copies of their sign."""
+    selector = np.frombuffer(selectors, np.uint64).astype(np.int64)[:, None]
+    first = 8 * np.arange(len(selector))[:, None]
+    if mode != "any":
+        return first + _bytes_chosen(mode)[selector[:, 0] & 3], None
+    nibbles = selector >> 4 * np.arange(4) & 15
+    signs = nibbles > 7
+    return first + (nibbles & 7), signs if signs.any() else None
 
 
 def _mask_of_field(mods: Modifiers) -> Operation:

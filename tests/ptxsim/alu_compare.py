@@ -3,7 +3,7 @@
 import numpy as np
 
 from .alu_round import decode, encode, flush
-from .alu_types import FLOATS, INTEGERS, MASKS, Lanes, Modifiers, Operation, narrow
+from .alu_types import FLOATS, INTEGERS, Lanes, Modifiers, Operation, in_order, narrow
 
 _INTEGER = {
     "eq": np.equal,
@@ -36,7 +36,10 @@ _COMBINE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 def _comparison(mods: Modifiers, type_name: str) -> Operation:
     """(a, b) → uint64 0 or 1."""
     if type_name in INTEGERS:
-        test, read = _INTEGER[mods.choice(*_INTEGER)], narrow(type_name)
+        name = mods.choice(*_INTEGER)
+        if name in ("eq", "ne"):
+            type_name = type_name.replace("s", "u")
+        test, read = _INTEGER[name], in_order(type_name)
     else:
         test, decoded = _FLOAT[mods.choice(*_FLOAT)], decode(type_name)
         clean = flush(type_name) if mods.flag("ftz") else None
@@ -84,19 +87,17 @@ def _set(mods: Modifiers) -> Operation:
 
 
 def _select(mods: Modifiers) -> Operation:
-    type_name = mods.type(*INTEGERS, *FLOATS)
+    mods.type(*INTEGERS, *FLOATS)
     mods.done()
-    mask = MASKS[(INTEGERS | FLOATS)[type_name]]
-    return lambda a, b, p: np.where(p != 0, a, b) & mask
+    return lambda a, b, p: np.where(p, a, b)
 
 
 def _select_by_sign(mods: Modifiers) -> Operation:
     by = mods.type("s32", "f32")
-    type_name = mods.type(*INTEGERS, *FLOATS)
+    mods.type(*INTEGERS, *FLOATS)
     mods.done()
-    mask = MASKS[(INTEGERS | FLOATS)[type_name]]
     read = narrow("s32") if by == "s32" else decode("f32")
-    return lambda a, b, c: np.where(read(c) >= 0, a, b) & mask
+    return lambda a, b, c: np.where(read(c) >= 0, a, b)
 
 
 BUILDERS = {"set": _set, "selp": _select, "slct": _select_by_sign}

@@ -25,6 +25,9 @@ def _integer_to_integer(mods: Modifiers, target: str, source: str, saturate: boo
     value, mask = wide(source), MASKS[INTEGERS[target]]
     if target == "s8":
         raise mods.error("how far s8 is sign-extended depends on the register: not known to the interpreter")
+    if not saturate and (source not in SIGNED or INTEGERS[target] <= INTEGERS[source]):
+        mask = MASKS[min(INTEGERS[target], INTEGERS[source])]
+        return lambda a: a & mask
     if not saturate:
         return lambda a: value(a).view(np.uint64) & mask
     low, high = _limits(target)

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from .alu_round import add_to_odd, decode, encode, flush, fraction_to_odd, sign_of
-from .alu_types import FLOATS, PACKED, Lanes, Modifiers, Operation, by_halves
+from .alu_round import NAN_BITS, add_to_odd, decode, encode, flush, fraction_to_odd, sign_of
+from .alu_types import FLOATS, PACKED, Lanes, Modifiers, Operation, by_halves, lanes_of
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 ALL = (*FLOATS, "f16x2", "bf16x2")
@@ -84,8 +84,25 @@ def _arithmetic(mods: Modifiers) -> Operation:
             "fma": _fused(mode),
             "mad": _fused(mode),
         }[mods.opcode]
+    if whole == "f32" and mode == "rn" and mods.opcode in _SINGLE and not mods.left():
+        return _single(_SINGLE[mods.opcode])
     operation = _with_options(mods, type_name, compute, mode)
     return by_halves(operation) if packed else operation
+
+
+# The processor rounds these as PTX does.
+_SINGLE = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+
+
+def _single(ufunc) -> Operation:
+    def operation(a: Lanes, b: Lanes) -> Lanes:
+        with np.errstate(all="ignore"):
+            value = ufunc(a.astype(np.uint32).view(np.float32), b.astype(np.uint32).view(np.float32))
+        bits = lanes_of(value)
+        missing = np.isnan(value)
+        return np.where(missing, np.uint64(NAN_BITS["f32"]), bits) if missing.any() else bits
+
+    return operation
 
 
 def _minimum_or_maximum(mods: Modifiers) -> Operation:

@@ -12,6 +12,7 @@ from .alu_types import (
     Modifiers,
     Operation,
     by_halves,
+    in_order,
     lanes_of,
     narrow,
     wide,
@@ -91,6 +92,8 @@ def _product(mods: Modifiers, part: str, type_name: str) -> Operation:
     if part == "wide":
         if size == 8:
             raise mods.error("wide needs a type of 16 or 32 bits")
+        if type_name not in SIGNED:
+            return np.multiply
         double = MASKS[2 * size]
         return lambda a, b: (value(a) * value(b)).view(np.uint64) & double
     if size < 8:
@@ -132,6 +135,15 @@ def _divide(mods: Modifiers) -> Operation:
     mods.done()
     value, quotient = narrow(type_name), mods.opcode == "div"
     size = INTEGERS[type_name]
+    ufunc, mask = np.floor_divide if quotient else np.remainder, MASKS[size]
+
+    def divide_unsigned(a: Lanes, b: Lanes) -> Lanes:
+        result = ufunc(a, np.maximum(b, np.uint64(1)))
+        nothing = b == 0
+        return np.where(nothing, mask if quotient else a, result) if nothing.any() else result
+
+    if type_name not in SIGNED:
+        return divide_unsigned
 
     def divide(a: Lanes, b: Lanes) -> Lanes:
         # Magnitudes, since numpy rounds quotients down and PTX toward zero. A division by zero gives all ones.
@@ -141,10 +153,10 @@ def _divide(mods: Modifiers) -> Operation:
         p = np.where(negative_x, -x, x).view(unsigned).astype(np.uint64)
         q = np.where(negative_y, -y, y).view(unsigned).astype(np.uint64)
         safe = np.where(q == 0, np.uint64(1), q)
-        result = p // safe if quotient else p % safe
+        result = ufunc(p, safe)
         flip = negative_x ^ negative_y if quotient else negative_x
         result = np.where(flip, np.uint64(0) - result, result)
-        return np.where(q == 0, ~np.uint64(0) if quotient else a, result) & MASKS[size]
+        return np.where(q == 0, ~np.uint64(0) if quotient else a, result) & mask
 
     return divide
 
@@ -154,7 +166,7 @@ def _minimum_or_maximum(mods: Modifiers) -> Operation:
     type_name = mods.type(*ARITHMETIC, "u16x2", "s16x2")
     relu = mods.flag("relu")
     mods.done()
-    value = narrow(PACKED.get(type_name, type_name))
+    value = in_order(PACKED.get(type_name, type_name))
     ufunc = np.minimum if mods.opcode == "min" else np.maximum
     if relu and "s" not in type_name:
         raise mods.error("relu needs a signed type")
@@ -197,7 +209,7 @@ def _dot_product(mods: Modifiers) -> Operation:
     def dot(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
         x = a.astype(np.uint32).view(part_a).reshape(-1, terms).astype(np.int64)
         y = b.astype(np.uint32).view(part_b).reshape(-1, 4)[:, first : first + terms].astype(np.int64)
-        return ((x * y).sum(axis=1).view(np.uint64) + c) & MASKS[4]
+        return (np.einsum("ij,ij->i", x, y).view(np.uint64) + c) & MASKS[4]
 
     return dot
 

@@ -60,6 +60,10 @@ class Modifiers:
             raise self.error(f"a type of {', '.join(allowed)} should come last")
         return self._left.pop()
 
+    def left(self) -> bool:
+        """Whether there are modifiers that nobody took."""
+        return bool(self._left)
+
     def done(self) -> None:
         if self._left:
             raise self.error(f"modifier {self._left[0]} is not known to the interpreter")
@@ -79,6 +83,11 @@ def wide(type_name: str) -> Callable[[Lanes], np.ndarray]:
     to_type = narrow(type_name)
     target = np.int64 if type_name in SIGNED else np.uint64
     return lambda lanes: to_type(lanes).astype(target)
+
+
+def in_order(type_name: str) -> Callable[[Lanes], np.ndarray]:
+    """Lanes → integers that compare as the type's values do. Unsigned lanes already are."""
+    return narrow(type_name) if type_name in SIGNED else lambda lanes: lanes
 
 
 def lanes_of(values: np.ndarray) -> Lanes:
