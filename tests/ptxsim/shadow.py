@@ -27,7 +27,7 @@ class Accesses:
         self._row_of: np.ndarray | None = None  # of units with several agents: their row of _crowds
         self._crowds = np.zeros((0, 0), np.int64)  # (rows, agents)
         self._rows = 0
-        self._column_of: dict[int, int] = {}  # agent -> column
+        self._column_of = np.full(0, -1, np.int64)  # agent -> column
         self._agents = np.zeros(0, np.int64)  # column -> agent
         self.any = False
 
@@ -61,59 +61,71 @@ class Accesses:
         if self.any:
             before = last[index]
             if before.any():
+                if before.max() < 0:
+                    where[index] = at
+                    self._note(self._crowd_rows(index, size), clocks.agents[lanes][:, None], stamps)
+                    return
                 agents = before & AGENT_MASK
                 free = (before <= clocks.limits(lanes, agents)) | (agents == clocks.agents[lanes][:, None])
                 free &= before >= 0
                 if not free.all():
-                    self._join_crowd(clocks, lanes, index, size, at, ~free)
                     keep = free.all(axis=1)
+                    self._make_crowd(clocks, lanes[~keep], index[~keep], size, at)
                     if not keep.any():
                         return
                     lanes, index, stamps = lanes[keep], index[keep], stamps[keep]
         self.any = True
         last[index] = stamps
         where[index] = at
-        shared = last[index] != stamps
-        if shared.any():
-            self._join_crowd(clocks, lanes, index, size, at, shared)
+        lost = last[index] != stamps
+        if lost.any():
+            lost = lost.any(axis=1)
+            self._make_crowd(clocks, lanes[lost], index[lost], size, at)
 
-    def _join_crowd(self, clocks, lanes, index, size, at, chosen) -> None:
-        # The whole access of a lane joins, so that each unit of it is kept.
-        row = np.flatnonzero(chosen.any(axis=1))
-        units = (index[row][:, None] * (size >> self._shift) + np.arange(size >> self._shift)).ravel()
-        stamps = np.repeat(clocks.stamps[lanes[row]], size >> self._shift)
+    def _crowd_rows(self, index: np.ndarray, size: int) -> np.ndarray:
+        return self._row_of.reshape(-1, size >> self._shift)[index]
+
+    def _make_crowd(self, clocks: ThreadClocks, lanes: np.ndarray, index: np.ndarray, size: int, at: int) -> None:
+        """Several agents have all units of these accesses, from now on."""
         if self._row_of is None:
             self._row_of = np.full(len(self._last), -1, np.int64)
-        distinct = np.unique(units)
-        fresh = distinct[self._row_of[distinct] < 0]
-        if len(fresh):
+        units = index[:, None] * (size >> self._shift) + np.arange(size >> self._shift)
+        rows = self._row_of[units]
+        if rows.min() < 0:
+            fresh = np.unique(units[rows < 0])
             self._grow(self._rows + len(fresh), 0)
             self._row_of[fresh] = np.arange(self._rows, self._rows + len(fresh))
             self._rows += len(fresh)
-        # Those that had a unit to themselves join as well.
-        alone = distinct[self._last[distinct] > 0]
-        self._note(self._row_of[alone], self._last[alone])
-        self._last[distinct] = _CROWD
-        self._at[distinct] = at
-        self._note(self._row_of[units], stamps)
+            rows = self._row_of[units]
+        # Who had a unit to itself joins as well.
+        before = self._last[units]
+        alone = before > 0
+        if alone.any():
+            self._note(rows[alone], before[alone] & AGENT_MASK, before[alone])
+        self._last[units] = _CROWD
+        self._at[units] = at
+        self._note(rows, clocks.agents[lanes][:, None], clocks.stamps[lanes][:, None])
 
-    def _note(self, rows: np.ndarray, stamps: np.ndarray) -> None:
-        agents = (stamps & AGENT_MASK).tolist()
-        columns = self._column_of
-        new = [agent for agent in dict.fromkeys(agents) if agent not in columns]
-        if new:
-            columns.update(zip(new, range(len(columns), len(columns) + len(new)), strict=True))
-            self._agents = np.concatenate([self._agents, np.array(new, np.int64)])
-        self._grow(0, len(self._agents))
-        self._crowds[rows, [columns[agent] for agent in agents]] = stamps
+    def _note(self, rows: np.ndarray, agents: np.ndarray, stamps: np.ndarray) -> None:
+        most = int(agents.max())
+        if most >= len(self._column_of):
+            more = np.full(most + 256 - len(self._column_of), -1, np.int64)
+            self._column_of = np.concatenate([self._column_of, more])
+        columns = self._column_of[agents]
+        if columns.min() < 0:
+            new = np.unique(agents[columns < 0])
+            self._column_of[new] = np.arange(len(self._agents), len(self._agents) + len(new))
+            self._agents = np.concatenate([self._agents, new])
+            columns = self._column_of[agents]
+            self._grow(0, len(self._agents))
+        self._crowds[rows, columns] = stamps
 
     def _grow(self, rows: int, columns: int) -> None:
         have_rows, have_columns = self._crowds.shape
         if rows > have_rows or columns > have_columns:
-            larger = np.zeros(
-                (max(have_rows, rows + rows // 2), max(have_columns, -(-columns // 32) * 32)),
-                np.int64,
-            )
+            more_rows = max(have_rows, 2 * rows if rows > have_rows else 0)
+            more_columns = max(have_columns, 2 * columns if columns > have_columns else 0, 32)
+            larger = np.zeros((more_rows, more_columns), np.int64)
             larger[:have_rows, :have_columns] = self._crowds
             self._crowds = larger
 
