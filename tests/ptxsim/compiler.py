@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -61,8 +62,10 @@ def load_module(source: Path, flags: tuple[str, ...] = (), headers: Path | None 
     return _modules[path]
 
 
+@functools.cache
 def find_kernel(name: str, csrc: Path = ROOT / "csrc") -> Kernel:
-    """A kernel of csrc/cuda/*.cu by its name. Raises CompileError when there is none."""
+    """A kernel of csrc/cuda/*.cu by its name; the sources are looked at once a process. Raises CompileError when there
+    is none."""
     sources = sorted((csrc / "cuda").glob("*.cu"))
     # Files that spell the name first: the others may make it by a macro.
     for source in sorted(sources, key=lambda file: re.search(rf"\b{name}\b", file.read_text()) is None):

@@ -84,7 +84,7 @@ def _take(mods: Modifiers, *parts: str) -> bool:
 def _load(warp, lane: int, destination: int, source: int, size: int, barrier_address: int) -> None:
     for problem in problems_of_bulk_copy(destination, source, size):
         warp.report(Kind.MISALIGNED, problem, [lane])
-    found = use_barrier(warp, barrier_address, lane)
+    found = use_barrier(warp, barrier_address, np.array([lane]))
     if found is not None and not found.fenced:
         detail = "the mbarrier's init isn't visible to bulk copies: no fence.mbarrier_init and no fence.proxy.async"
         warp.report(Kind.PROXY, detail, [lane], other=found.instruction.index)

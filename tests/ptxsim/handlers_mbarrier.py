@@ -43,30 +43,33 @@ def shared_addresses(warp, operand: Address, mask: np.ndarray) -> np.ndarray:
     return np.where((row >= SHARED_WINDOW) & (row < LOCAL_WINDOW), row - SHARED_WINDOW, row)
 
 
-def use_barrier(warp, address: int, lane: int) -> BarrierObject | None:
-    """The object at an address, for a thread that uses it. None after a report."""
+def use_barrier(warp, address: int, lanes: np.ndarray) -> BarrierObject | None:
+    """The object at an address, for threads that use it. None after a report."""
     found = warp.cta.mbarriers.get(address)
     shared = warp.cta.shared
     if found is None:
-        warp.report(Kind.MBARRIER, f"no mbarrier was initialised at {shared.describe(address)}", [lane])
+        warp.report(Kind.MBARRIER, f"no mbarrier was initialised at {shared.describe(address)}", lanes)
         return None
     content = shared.data[address : address + 8].view(np.uint64)[0]
     if content != _CONTENT:
         detail = f"the mbarrier at {shared.describe(address)} was overwritten"
-        warp.report(Kind.MBARRIER, detail, [lane], other=found.instruction.index)
+        warp.report(Kind.MBARRIER, detail, lanes, other=found.instruction.index)
         shared.data[address : address + 8].view(np.uint64)[0] = _CONTENT
     # An init that isn't ordered before this use is a race.
-    shared.atomic_index(warp, np.array([lane]), np.array([address], np.uint64), 8)
+    shared.atomic_index(warp, lanes, np.full(len(lanes), address, np.uint64), 8)
     return found
 
 
 def _each(warp, operand: Address, mask: np.ndarray):
     """(lane, address, object) of the lanes whose object exists."""
-    addresses = shared_addresses(warp, operand, mask)
-    for lane in np.flatnonzero(mask):
-        found = use_barrier(warp, int(addresses[lane]), int(lane))
+    lanes = np.flatnonzero(mask)
+    addresses = shared_addresses(warp, operand, mask)[lanes]
+    for address in dict.fromkeys(addresses.tolist()):
+        together = lanes[addresses == address]
+        found = use_barrier(warp, address, together)
         if found is not None:
-            yield int(lane), int(addresses[lane]), found
+            for lane in together.tolist():
+                yield lane, address, found
 
 
 def _guarded(warp, lane: int, action) -> int:
