@@ -1,0 +1,268 @@
+"""mbarriers, bulk copies, cp.async and setmaxnreg as the interpreter's warps execute them."""
+
+import numpy as np
+import pytest
+from ptxsim import Kind, UnsupportedInstruction
+from ptxsim_text import STORE, clean, run
+
+DATA = np.arange(64, dtype=np.uint32) + 7
+
+BARRIER = """
+    mov.u32 %r1, dynamic; add.u32 %r2, %r1, 512; setp.ne.u32 %p1, %t, 0;
+    @%p1 bra MADE;
+    mbarrier.init.shared::cta.b64 [%r2], 1; fence.mbarrier_init.release.cluster;
+    MADE: bar.sync 0;
+"""
+LOAD = """
+    @%p1 bra LOADED;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%x], 256, [%r2];
+    LOADED:
+"""
+WAIT = """
+    WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0;
+    @!%p2 bra WAIT;
+"""
+READ = "mad.lo.u32 %r3, %t, 4, %r1; ld.shared.u32 %r0, [%r3];" + STORE
+
+
+def one_thread(body: str) -> str:
+    return BARRIER + "@%p1 bra DONE;\n" + body + "\nDONE:\n"
+
+
+# ------------------------------------------------------------------------------------------------------------ mbarriers
+
+
+def test_a_bulk_load_and_a_wait():
+    result = clean(BARRIER + LOAD + WAIT + READ, block=64, shared=520, x=DATA, out=256)
+    assert (result.values("out") == DATA).all() and result.machine.counters.bulk_loaded == 256
+
+
+@pytest.mark.parametrize("hint", ["evict_first", "evict_last"])
+def test_cache_hints(hint):
+    load = LOAD.replace("complete_tx::bytes", "complete_tx::bytes.L2::cache_hint").replace(
+        "256, [%r2]", "256, [%r2], %d1"
+    )
+    body = BARRIER + f"createpolicy.fractional.L2::{hint}.b64 %d1, 1.0;" + load + WAIT + READ
+    assert (clean(body, block=64, shared=520, x=DATA, out=256).values("out") == DATA).all()
+
+
+def test_generic_addresses_of_barriers():
+    body = BARRIER + LOAD
+    body += "cvt.u64.u32 %d5, %r2; cvta.shared.u64 %d5, %d5;" + WAIT.replace("shared::cta.", "").replace("%r2", "%d5")
+    assert (clean(body + READ, block=64, shared=520, x=DATA, out=256).values("out") == DATA).all()
+
+
+def test_states_and_counts():
+    """Two arrivals a phase; a token of arrive waits for its own phase."""
+    body = """
+    mov.u32 %r2, dynamic; setp.ne.u32 %p1, %t, 0; @%p1 bra MADE;
+    mbarrier.init.shared::cta.b64 [%r2], 3;
+    MADE: bar.sync 0; setp.ge.u32 %p1, %t, 1; @%p1 bra OTHERS;
+    mbarrier.arrive.shared::cta.b64 %d5, [%r2], 2;
+    mbarrier.pending_count.b64 %r0, %d5;
+    mbarrier.test_wait.shared::cta.b64 %p3, [%r2], %d5; selp.u32 %r4, 100, 0, %p3;
+    FIRST: mbarrier.try_wait.shared::cta.b64 %p2, [%r2], %d5; @!%p2 bra FIRST;
+    mbarrier.test_wait.parity.shared::cta.b64 %p3, [%r2], 0; selp.u32 %r5, 10, 0, %p3;
+    add.u32 %r0, %r0, %r5; st.global.u32 [%out], %r0; bra DONE;
+    OTHERS: setp.ne.u32 %p1, %t, 32; @%p1 bra DONE;
+    mbarrier.arrive.release.cta.shared::cta.b64 _, [%r2];
+    DONE:
+    """
+    # Pending before this arrival: 3, or 2 when the other thread was first.
+    assert clean(body, block=64, shared=8, out=4).values("out")[0] in (12, 13)
+
+
+def test_a_dropped_arrival_isn_t_expected_again():
+    body = one_thread("""
+    mbarrier.inval.shared::cta.b64 [%r2];
+    mbarrier.init.shared::cta.b64 [%r2], 2;
+    mbarrier.arrive_drop.shared::cta.b64 _, [%r2];
+    mbarrier.arrive.shared::cta.b64 _, [%r2];
+    mbarrier.arrive.shared::cta.b64 _, [%r2];
+    TWICE: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 1; @!%p2 bra TWICE;
+    """)
+    clean(body, shared=520)
+
+
+def test_what_was_written_before_an_arrival_is_seen_after_the_wait():
+    """…and with a relaxed arrival or a relaxed wait it isn't."""
+    body = """
+    setp.lt.u32 %p3, %t, 32; @!%p3 bra CONSUME;
+    st.shared.u32 [%r1], 5;
+    @!%p1 mbarrier.arrive.release.cta.shared::cta.b64 _, [%r2];
+    bra DONE;
+    CONSUME: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra CONSUME;
+    ld.shared.u32 %r0, [%r1];
+    DONE:
+    """
+    body = BARRIER + body.replace("st.shared.u32 [%r1], 5;", "@!%p1 st.shared.u32 [%r1], 5;")
+    clean(body, block=64, shared=520)
+    for order in ("release", "acquire"):
+        weak = body.replace(f"{order}.cta", "relaxed.cta")
+        assert run(weak, block=64, shared=520).kinds() == {Kind.RACE}
+
+
+@pytest.mark.parametrize(
+    "body, detail",
+    [
+        ("mbarrier.init.shared::cta.b64 [%r1], 0;", "init with 0 arrivals"),
+        ("mbarrier.arrive.shared::cta.b64 _, [%r2], 2;", "arrival of 2 with 1 pending"),
+        ("mbarrier.arrive.noComplete.shared::cta.b64 %d1, [%r2], 1;", "noComplete"),
+        ("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r2], 2000000;", "tx-count"),
+        ("mbarrier.arrive.shared::cta.b64 _, [%r1];", "no mbarrier was initialised"),
+        ("st.shared.u32 [%r2], 1; mbarrier.arrive.shared::cta.b64 _, [%r2];", "was overwritten"),
+    ],
+)
+def test_misuse_of_mbarriers(body, detail):
+    reports = run(one_thread(body), shared=520).reports
+    assert any(report.kind == Kind.MBARRIER and detail in report.detail for report in reports), reports
+
+
+def test_a_misaligned_mbarrier():
+    assert Kind.MISALIGNED in run(one_thread("mbarrier.init.shared::cta.b64 [%r1+4], 1;"), shared=520).kinds()
+
+
+def test_a_wait_for_ever_is_pictured():
+    report = run(BARRIER + WAIT, block=64, shared=520).reports[0]
+    assert report.kind == Kind.DEADLOCK
+    for text in (
+        "CTA 0 warp 1, 32 lanes",
+        "mbarrier.try_wait",
+        "mbarrier at byte 512",
+        "phase 0",
+        "pending 1 of 1, tx 0",
+    ):
+        assert text in report.detail
+
+
+def test_polling_by_test_wait_ends():
+    body = BARRIER + LOAD + WAIT.replace("try_wait", "test_wait") + READ
+    assert (clean(body, block=64, shared=520, x=DATA, out=256).values("out") == DATA).all()
+
+
+# --------------------------------------------------------------------------------------------------------------- copies
+
+FILL = """
+    mov.u32 %r1, dynamic; setp.ne.u32 %p1, %t, 0;
+    mad.lo.u32 %r3, %t, 4, %r1; st.shared.u32 [%r3], %t;
+    fence.proxy.async.shared::cta; bar.sync 0;
+"""
+BULK_STORE = """
+    @%p1 bra DONE;
+    cp.async.bulk.global.shared::cta.bulk_group [%out], [%r1], 256;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    DONE:
+"""
+
+
+def test_a_bulk_store():
+    result = clean(FILL + BULK_STORE, block=64, shared=256, out=256)
+    assert (result.values("out") == np.arange(64)).all() and result.machine.counters.bulk_stored == 256
+
+
+def test_a_store_may_go_on_after_the_end_once_its_source_was_read():
+    body = FILL + BULK_STORE.replace("wait_group 0", "wait_group.read 0")
+    assert (clean(body, block=64, shared=256, out=256).values("out") == np.arange(64)).all()
+
+
+def test_newer_groups_may_be_pending():
+    body = (
+        FILL
+        + """
+    @%p1 bra DONE;
+    cp.async.bulk.global.shared::cta.bulk_group [%out], [%r1], 128; cp.async.bulk.commit_group;
+    cp.async.bulk.global.shared::cta.bulk_group [%out+128], [%r1+128], 128; cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 1;
+    st.shared.u32 [%r1], 1;
+    cp.async.bulk.wait_group.read 0;
+    st.shared.u32 [%r1+128], 1;
+    DONE:
+    """
+    )
+    clean(body, block=64, shared=256, out=256)
+    early = body.replace("wait_group.read 1", "wait_group.read 2")
+    assert run(early, block=64, shared=256, out=256).kinds() == {Kind.RACE}
+
+
+@pytest.mark.parametrize(
+    "change, kind",
+    [
+        (("[%out], [%r1], 256", "[%out], [%r1], 250"), Kind.MISALIGNED),
+        (("[%out], [%r1], 256", "[%out], [%r1+8], 192"), Kind.MISALIGNED),
+        (("[%out], [%r1], 256", "[%out+16], [%r1], 256"), Kind.OUT_OF_BOUNDS),
+        (("[%out], [%r1], 256", "[%out], [%r1+16], 256"), Kind.OUT_OF_BOUNDS),
+        (("wait_group 0", "wait_group 1"), Kind.PENDING_AT_EXIT),
+        (("cp.async.bulk.commit_group;", ""), Kind.PENDING_AT_EXIT),
+    ],
+)
+def test_misuse_of_bulk_stores(change, kind):
+    reports = run(FILL + BULK_STORE.replace(*change), block=64, shared=256, out=256).reports
+    assert [report.kind for report in reports] == [kind], reports
+
+
+def test_a_store_to_read_only_memory():
+    assert run(FILL + BULK_STORE, block=64, shared=256, readonly=("out",), out=DATA).kinds() == {Kind.READ_ONLY}
+
+
+def test_an_out_of_bounds_load_is_one_report_and_no_deadlock():
+    body = BARRIER + LOAD.replace("[%x]", "[%x+16]") + WAIT
+    assert [r.kind for r in run(body, block=64, shared=520, x=DATA).reports] == [Kind.OUT_OF_BOUNDS]
+
+
+def test_two_loads_into_the_same_bytes_race():
+    twice = LOAD.replace("_, [%r2], 256", "_, [%r2], 512").replace(
+        "    LOADED:",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%x], 256, [%r2];LOADED:",
+    )
+    assert run(BARRIER + twice + WAIT, block=64, shared=520, x=DATA).kinds() == {Kind.RACE}
+
+
+def test_prefetch():
+    clean("cp.async.bulk.prefetch.L2.global [%x], 256;", x=DATA)
+    assert run("cp.async.bulk.prefetch.L2.global [%x], 272;", x=DATA).kinds() == {Kind.OUT_OF_BOUNDS}
+    assert run("cp.async.bulk.prefetch.L2.global [%x], 40;", x=DATA).kinds() == {Kind.MISALIGNED}
+
+
+CP_ASYNC = """
+    mov.u32 %r1, dynamic; mad.lo.u32 %r3, %t, 4, %r1; mul.wide.u32 %d1, %t, 4; add.s64 %d1, %x, %d1;
+    cp.async.ca.shared.global [%r3], [%d1], 4;
+    cp.async.commit_group;
+    cp.async.wait_group 0;
+    ld.shared.u32 %r0, [%r3];
+"""
+
+
+def test_cp_async():
+    assert (clean(CP_ASYNC + STORE, block=64, shared=256, x=DATA, out=256).values("out") == DATA).all()
+    everything = CP_ASYNC.replace("cp.async.commit_group;", "").replace("wait_group 0", "wait_all")
+    assert (clean(everything + STORE, block=64, shared=256, x=DATA, out=256).values("out") == DATA).all()
+    zeros = CP_ASYNC.replace("[%d1], 4;", "[%d1], 4, 0;") + STORE
+    assert (clean(zeros, block=64, shared=256, x=DATA, out=256).values("out") == 0).all()
+
+
+@pytest.mark.parametrize("wait", ["wait_group 1", "wait_group 5"])
+def test_cp_async_read_before_it_is_there(wait):
+    kinds = run(CP_ASYNC.replace("wait_group 0", wait), block=64, shared=256, x=DATA).kinds()
+    assert kinds & {Kind.RACE, Kind.UNINITIALISED_MEMORY}
+
+
+def test_what_is_not_known_is_named():
+    with pytest.raises(UnsupportedInstruction, match="cp.reduce"):
+        run("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%x], [%r1], 16;", x=DATA)
+    with pytest.raises(UnsupportedInstruction, match="multicast"):
+        run(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+            " [%r1], [%x], 256, [%r2], %r3;",
+            x=DATA,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- setmaxnreg
+
+
+def test_setmaxnreg_needs_launch_bounds_and_allowed_counts():
+    assert run("setmaxnreg.dec.sync.aligned.u32 40;", block=128).kinds() == {Kind.REGISTER_POOL}
+    reports = run("setmaxnreg.dec.sync.aligned.u32 20;", block=128).reports
+    assert any("24 to 256" in report.detail for report in reports)
