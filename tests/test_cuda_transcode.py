@@ -1,0 +1,262 @@
+"""Transcoding kernels on the interpreter: the same bytes as on a CPU."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from capability import capability
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_module import native
+from ptxsim.device import SimulatedDevice
+from reference_cases import CONTENTS, LAYOUTS, content, seal, stages_of
+from samples import assert_same_bytes
+from torch import Tensor
+
+import unweight_ext as u
+
+TARGETS = ("raw", "huffman", "nibble")
+MEGABYTES = 1 << 20
+
+
+def pack(array: np.ndarray, layout: str) -> Tensor:
+    """[N, K] or, as a stack, [E, N, K] of BF16 bits."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", u.LayoutFallback)
+        return u.pack(torch.from_numpy(array.view(np.int16)).view(torch.bfloat16), layout, stacked=array.ndim == 3)
+
+
+def on_cpu(packed: Tensor, target: str) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", u.LayoutFallback)
+        return u.transcode(packed, target)
+
+
+def on_device(
+    packed: Tensor,
+    in_features: int,
+    target: str,
+    *,
+    seed: int = 0,
+    scratch_bytes: int = 64 * MEGABYTES,
+    device: SimulatedDevice | None = None,
+) -> Tensor:
+    device = device or SimulatedDevice(seed=seed)
+    *matrices, n, row_bytes = packed.shape
+    layout, new_row_bytes, out = native.transcode(
+        device,
+        device.tensor(packed, "packed"),
+        n * row_bytes,
+        matrices[0] if matrices else 1,
+        n,
+        in_features,
+        LAYOUTS.index(target),
+        bool(matrices),
+        scratch_bytes,
+    )
+    shape = (*packed.shape[:-1], new_row_bytes)
+    transcoded = torch.from_numpy(device.read(out, np.uint8, shape).copy())
+    assert u.info(transcoded).layout == LAYOUTS[layout]
+    return transcoded
+
+
+def check(array: np.ndarray, target: str, source: str = "archive", **options) -> Tensor:
+    packed = pack(array, source)
+    expected = on_cpu(packed, target)
+    got = on_device(packed, array.shape[-1], target, **options)
+    assert_same_bytes(got, expected, (array.shape, source, target))
+    return got
+
+
+def layout_of(packed: Tensor) -> str:
+    return u.info(packed).layout
+
+
+# Rows of 16-byte pieces and rows of odd length; a tail in N and K each.
+SMALL = ((20, 136), (17, 131))
+# What is nibble and what isn't for different reasons; the rest is for the slow tests.
+BY_TARGET = {
+    "huffman": ("trained", "zeros", "pruned", "few outsiders", "subnormals", "stripes", "specials", "some noise"),
+    "nibble": ("trained", "zeros", "zero rows", "pruned", "patched", "narrow", "specials", "one special"),
+}
+CASES = [(name, target) for target, names in BY_TARGET.items() for name in names]
+
+
+@pytest.mark.parametrize("name, target, shape", [(*case, SMALL[i % 2]) for i, case in enumerate(CASES)], ids=str)
+def test_contents(name, target, shape):
+    check(content(name, shape), target)
+
+
+@pytest.mark.parametrize("source, target", list(itertools.product(LAYOUTS, TARGETS)))
+def test_every_pair_of_layouts(source, target):
+    assert layout_of(check(content("trained", (5, 40)), target, source)) == target
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (64, 128), (65, 130)], ids=str)
+def test_shapes(shape, target):
+    check(content("few outsiders", shape), target)
+
+
+def test_raw_stages():
+    """Before all others, where streams can't start yet, and between others."""
+    for name in ("one bad stage", "half noise"):
+        packed = check(content(name, (64, 384)), "huffman", "raw")
+        assert layout_of(packed) == "huffman"
+        raw = [stage[1] >> 6 for stage in stages_of(packed.numpy())]
+        assert raw == ([1, 0, 0] if name == "one bad stage" else [0, 1, 0])
+
+
+def test_segments():
+    check(content("few outsiders", (3, 2100)), "huffman")
+
+
+class Recorder(SimulatedDevice):
+    """Knows how much was allocated by which name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: dict[str, int] = {}
+
+    def allocate(self, nbytes: int, name: str) -> int:
+        self.bytes[name] = self.bytes.get(name, 0) + nbytes
+        return super().allocate(nbytes, name)
+
+
+def test_bands():
+    """As many rows at once as there is scratch for, and never more."""
+    array = content("zero rows", (2, 70, 40))
+    for rows, bands in ((64, 4), (140, 1)):
+        device = Recorder()
+        check(array, "huffman", "nibble", scratch_bytes=rows * 40 * 2, device=device)
+        assert device.bytes["decoded rows"] == rows * 40 * 2
+        assert device.launched.count("unweight_size_huffman") == bands
+        # What stays in scratch isn't decoded again.
+        assert sum(name.startswith("unweight_unpack") for name in device.launched) == (1 if bands == 1 else 3 * bands)
+
+
+def test_how_stacks_are_cut():
+    assert native.cut_bands(3, 100, 10, 64, 10**6) == [(0, 3, 0, 100)]
+    assert native.cut_bands(3, 100, 10, 64, 2999) == [(0, 2, 0, 100), (2, 1, 0, 100)]
+    assert native.cut_bands(2, 100, 10, 64, 999) == [(0, 1, 0, 64), (0, 1, 64, 36), (1, 1, 0, 64), (1, 1, 64, 36)]
+    # A group at least.
+    assert native.cut_bands(1, 200, 10, 64, 1) == [(0, 1, 0, 64), (0, 1, 64, 64), (0, 1, 128, 64), (0, 1, 192, 8)]
+    huge = native.cut_bands(1, 2**20, 2**13, 128, 2**25)
+    assert len(huge) == 256 and huge[-1] == (0, 1, 2**20 - 4096, 4096)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_stacks(target):
+    """One code and one base for all; a matrix too large for the layout takes the others with it."""
+    check(np.stack([content("trained", (17, 136)), content("zero rows", (17, 136))]), target)
+    outsiders = np.stack([content("trained", (5, 40)), content("stripes", (5, 40))])
+    assert layout_of(check(outsiders, target)) == ("huffman" if target == "nibble" else target)
+
+
+def test_fallbacks():
+    assert layout_of(check(content("subnormals", (30, 128)), "nibble")) == "huffman"
+    assert layout_of(check(content("huge", (30, 128)), "nibble")) == "huffman"
+    assert layout_of(check(content("any bits", (64, 128)), "nibble")) == "raw"
+
+
+def full_of_patches(count: int) -> np.ndarray:
+    """[64, 256]: in the first stage, warp 0 has `count` pairs that occur once beside 256 that are frequent."""
+    frequent = np.array([(a, b) for a in range(100, 116) for b in range(100, 116)], np.uint16).reshape(-1, 2)
+    array = np.resize(frequent, (64 * 128, 2)).reshape(64, 256) << 7
+    rare = np.array([(a, b) for a in range(60, 80) for b in range(90, 99)], np.uint16)[:count]
+    # K-step by k-step, so that the first one is full.
+    for i, pair in enumerate(rare):
+        row, column = i % 128 // 8, i // 128 * 112 + i % 8 * 2
+        array[row, column : column + 2] = pair << 7
+    return array
+
+
+@pytest.mark.parametrize("count", [128, 129])
+def test_a_warp_full_of_patches(count):
+    """128 is what a stage can hold; with one more the huffman stage is raw, and the matrix isn't nibble."""
+    array = full_of_patches(count)
+    got = check(array, "huffman")
+    assert u.info(got).patches == (128 if count == 128 else 0)
+    got = check(array, "nibble")
+    assert (layout_of(got), u.info(got).patches) == (("nibble", 128) if count == 128 else ("huffman", 0))
+
+
+def test_archives_are_written_on_a_cpu():
+    packed = pack(content("trained", (5, 8)), "nibble")
+    with pytest.raises(native.Error, match="layout: archive is not written on a GPU, allowed are raw, huffman, nibble"):
+        on_device(packed, 8, "archive")
+
+
+def test_matrices_of_different_layouts():
+    array = content("trained", (64, 128))
+    matrices = [pack(array, layout).reshape(-1) for layout in ("huffman", "nibble")]
+    size = -(-max(m.numel() for m in matrices) // 128) * 128
+    stack = torch.stack([torch.nn.functional.pad(m, (0, size - m.numel())) for m in matrices]).view(2, 64, -1)
+    with pytest.raises(ValueError, match="matrix 1 is nibble") as cpu:
+        u.transcode(stack, "raw")
+    with pytest.raises(native.Error) as device:
+        on_device(stack, 128, "raw")
+    assert str(device.value) == str(cpu.value)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[Tensor, str, bool]:
+    """Packed bytes with some changed, and whether the checksums were made right again."""
+    array = content("few outsiders", (draw(st.sampled_from([5, 65])), draw(st.sampled_from([8, 131]))))
+    packed = pack(array, draw(st.sampled_from(LAYOUTS))).numpy().copy()
+    flat = packed.reshape(-1)
+    places = st.integers(0, flat.size - 1) | st.integers(0, min(400, flat.size - 1))
+    for _ in range(draw(st.integers(1, 4))):
+        flat[draw(places)] = draw(st.integers(0, 255))
+    sealed = draw(st.booleans())
+    if sealed:
+        seal(packed)
+    return torch.from_numpy(packed), draw(st.sampled_from(TARGETS)), array.shape[1]
+
+
+def same_as_on_cpu(packed: Tensor, target: str, in_features: int) -> None:
+    """Either both say that the bytes are damaged, or both give the same. The interpreter reports whatever kernels do
+    that they must not."""
+    try:
+        # Portable code looks at all warps of a stage, as kernels do, AVX-512 code only at those with rows below N.
+        with capability("portable"):
+            expected = on_cpu(packed, target)
+    except ValueError:
+        with pytest.raises(native.Error):
+            on_device(packed, in_features, target)
+        return
+    assert_same_bytes(on_device(packed, in_features, target), expected)
+
+
+HOSTILE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+@settings(HOSTILE, max_examples=20)
+@given(damaged())
+def test_damaged_bytes(case):
+    same_as_on_cpu(*case)
+
+
+@pytest.mark.slow
+@settings(HOSTILE, max_examples=150)
+@given(damaged())
+def test_more_damaged_bytes(case):
+    same_as_on_cpu(*case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS[1:])
+@pytest.mark.parametrize("shape", [(64, 128), (33, 250), (130, 129), (16, 1048)], ids=str)
+def test_more_contents_and_seeds(shape, target):
+    for seed, name in enumerate(CONTENTS):
+        check(content(name, shape, seed), target, LAYOUTS[seed % 4], seed=seed)
+
+
+@pytest.mark.slow
+def test_several_chunks():
+    """An archive of more than one chunk, and scratch for one at a time."""
+    array = content("few outsiders", (70, 16384))
+    check(array, "huffman", scratch_bytes=MEGABYTES)
+    check(array, "nibble")
