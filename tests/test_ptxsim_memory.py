@@ -291,3 +291,10 @@ def test_lanes_that_write_one_word_differently():
     assert not run("st.global.u32 [%x], 5;", x=WORDS).reports
     report = run("st.global.u32 [%x], %t;", x=WORDS).only(Kind.RACE, 1)
     assert "different values" in report.detail
+
+
+def test_the_non_coherent_cache_isn_t_for_what_a_kernel_writes():
+    body = "mul.wide.u32 %d1, %t, 4; add.s64 %d1, %x, %d1; st.global.u32 [%d1], %t;\nld.global{0}.u32 %r1, [%d1];"
+    assert not run(body.format(""), x=128).reports
+    report = run(body.format(".nc"), x=128).only(Kind.RACE, 2)
+    assert "non-coherent" in report.detail

@@ -54,7 +54,7 @@ def _compile_entry(instruction: Instruction) -> Entry:
         step = handler.compile(instruction)
     if handler and handler.member_mask is not None:
         return Entry(instruction, False, step, _meeting_members(instruction, step, handler))
-    if "aligned" in instruction.modifiers or instruction.opcode == "bar":
+    if "aligned" in instruction.modifiers or instruction.opcode in ("bar", "barrier"):
         return Entry(instruction, False, step, _meeting_warp(instruction, step))
     if handler and handler.may_block:
         return Entry(instruction, False, step, _blocking(instruction, step))

@@ -141,6 +141,7 @@ def compile_ld(instruction: Instruction):
     items = destination.items if isinstance(destination, Vector) else (destination,)
     width, count = access.width, len(items)
     access.count = count
+    coherent = "nc" not in instruction.modifiers
     bytes_of = [TYPE_BYTES.get(getattr(item, "type", "b64"), 8) for item in items]
 
     def write_all(warp, lanes, values, mask):
@@ -155,7 +156,7 @@ def compile_ld(instruction: Instruction):
         for rows, region, addresses in access.each_region(warp, lanes, where, False):
             chosen = lanes if rows is None else lanes[rows]
             warp.machine.counters.memory(warp, region, addresses, width * count, False)
-            values = region.load(warp, chosen, addresses, width, count, access.strong)
+            values = region.load(warp, chosen, addresses, width, count, access.strong, coherent)
             if rows is None:
                 result = values
                 break

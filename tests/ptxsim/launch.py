@@ -18,7 +18,7 @@ from .handlers import LANES
 from .handlers_barrier import BARRIERS, Abort, NamedBarrier
 from .memory import GlobalMemory, Region, SharedLayout, SharedMemory
 from .ordering import Ordering
-from .program import Instruction, Kernel
+from .program import Instruction, Kernel, Module
 from .races import Clocks
 from .warps import Warp
 
@@ -102,7 +102,7 @@ class Machine:
         self.reports = Reports("")
         self.epoch = 0  # goes up with everything that could let a blocked warp go on
         self.steps = 0
-        self._symbols: dict[int, dict[str, int]] = {}  # addresses of a module's variables
+        self._symbols: dict[Module, dict[str, int]] = {}  # addresses of a module's variables
 
     def allocate(self, content: np.ndarray | int, name: str, readonly: bool = False) -> Region:
         """Global memory: an array's bytes, or so many bytes of unknown content. `.base` is its address."""
@@ -161,14 +161,14 @@ class Machine:
     def _addresses(self, kernel: Kernel) -> dict[str, int]:
         """Of the module's global and const variables, which live as long as the machine."""
         module = kernel.module
-        if id(module) not in self._symbols:
-            self._symbols[id(module)] = {
+        if module not in self._symbols:
+            self._symbols[module] = {
                 name: self.allocate(
                     np.frombuffer(variable.initial, np.uint8), name, readonly=variable.space == "const"
                 ).base
                 for name, variable in module.variables.items()
             }
-        return self._symbols[id(module)]
+        return self._symbols[module]
 
     def _resident(self, launch: _Launch) -> int:
         per_multiprocessor = min(

@@ -127,10 +127,23 @@ class Region:
             check(warp.clocks, lanes[good], index, size, warp.current.index, warp.conflict(lanes[good]))
         return good, index
 
-    def load(self, warp, lanes: np.ndarray, address: np.ndarray, width: int, count: int, strong: bool) -> np.ndarray:
-        """[lanes, count] values. What can't be read is reported and poison."""
+    def load(
+        self,
+        warp,
+        lanes: np.ndarray,
+        address: np.ndarray,
+        width: int,
+        count: int,
+        strong: bool,
+        coherent: bool = True,
+    ) -> np.ndarray:
+        """[lanes, count] values. What can't be read is reported and poison. coherent=False: of ld.global.nc."""
         check = self.shadow and (self.shadow.atomic if strong else self.shadow.read)
         good, index = self._check(warp, lanes, address, width * count, check, False)
+        if self.shadow and not coherent and len(rows := self.shadow.written_now(index, width * count)):
+            chosen = lanes if good is None else lanes[good]
+            detail = "reads through the non-coherent cache (nc) what this launch writes"
+            warp.report(Kind.RACE, detail, chosen[rows])
         if good is None:
             return self.words(width, count)[index]
         result = np.full((len(lanes), count), _POISON, _UNSIGNED[width])

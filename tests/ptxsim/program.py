@@ -138,7 +138,7 @@ class Slot:
     value: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Kernel:
     name: str
     module: Module
@@ -157,7 +157,7 @@ class Kernel:
         return max((p.offset + p.bytes for p in self.parameters), default=0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Module:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)  # global and const
