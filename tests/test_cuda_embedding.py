@@ -95,7 +95,7 @@ def test_patches_of_another_row_are_checked_too() -> None:
 
 
 def test_archive_patches() -> None:
-    bits = content("some noise", (100, 257), seed=7)
+    bits = content("half noise", (100, 257), seed=7)
     packed = pack(bfloat16(bits), "archive")
     assert info(packed).patches > 0
     loaded = Loaded(packed, 257)

@@ -18,7 +18,7 @@ from samples import LAYOUTS, assert_same_bits
 from torch import Tensor
 
 SHAPES = {"raw": (3, 130), "huffman": (66, 257), "nibble": (65, 256), "archive": (100, 257)}
-NAMES = {"raw": "any bits", "huffman": "half noise", "nibble": "few outsiders", "archive": "some noise"}
+NAMES = {"raw": "any bits", "huffman": "half noise", "nibble": "few outsiders", "archive": "half noise"}
 
 
 def _packed(layout: str) -> np.ndarray:

@@ -152,7 +152,7 @@ def test_matrices_of_more_than_two_billion_weights_have_work_for_all() -> None:
 
 
 def test_what_the_host_can_refuse_it_refuses() -> None:
-    good = dict(address=256, matrix_bytes=1 << 20, out_features=64, in_features=128)
+    good = {"address": 256, "matrix_bytes": 1 << 20, "out_features": 64, "in_features": 128}
     whole = native.RowRange(0, 64)
     for change, text in (
         ({"address": 8}, "packed: lies 8 bytes behind a multiple of 16"),

@@ -1,4 +1,4 @@
-"""verify on the device: whatever bit is flipped, it is found, and told as the CPU tells it where it is about headers."""
+"""verify on the device: whatever bit is flipped is found, and told as the CPU tells it."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ static __device__ __forceinline__ const uint16_t* code_pairs(const uint8_t* matr
 // What every CTA does first, all threads alike: the same checks as open_packed and read_code on the host. Whoever gets
 // a flaw reports it and returns. kLayout: the header is fine and says another layout than the host.
 static __device__ Flaw open_matrix(const PackedArgument& a, uint32_t number, Matrix& m) {
+  m = {};  // some of its readers go on after a flaw, and the compiler may read ahead
   m.bytes = reinterpret_cast<const uint8_t*>(a.packed + number * a.matrix_bytes);
-  m.layout = Layout::kRaw;
   if (a.matrix_bytes < kHeaderBytes) return Flaw::kHeader;
   const Header& h = *reinterpret_cast<const Header*>(m.bytes);
   m.layout = h.layout;
