@@ -51,7 +51,6 @@ class Demand:
     hbm_bytes: float
     shared_wavefronts: float = 0.0
     operations: Mapping[str, float] = field(default_factory=dict)  # SASS instructions of a lane, by pipe
-    instructions: float = 0.0  # of a lane, whatever their pipes: more than the operations if these leave some out
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def bound(demand: Demand, gpu: Gpu) -> Bound:
     clocks = {
         "HBM": demand.hbm_bytes / gpu.hbm_bytes,
         "shared memory": demand.shared_wavefronts / SHARED_WAVEFRONTS,
-        "issue": max(sum(demand.operations.values()), demand.instructions) / ISSUE,
+        "issue": sum(demand.operations.values()) / ISSUE,
     }
     clocks.update({pipe: demand.operations.get(pipe, 0.0) / rate for pipe, rate in PIPES.items()})
     return Bound(clocks, gpu)

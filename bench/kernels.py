@@ -1,0 +1,164 @@
+"""What bounds each CUDA kernel on an H100 and an H200, predicted: nothing here is measured on a GPU, none is needed.
+
+    python bench/kernels.py [--json] [--plot FILE] [CASE ...]
+
+For each weight: bytes of memory, wavefronts of shared memory and PTX instructions, counted by the tests' interpreter
+on small packed matrices (bench/simulated.py); SASS instructions by pipe, estimated from those (bench/sass_places.py).
+From them and the rates of bench/model.py come the bound, in BF16 GB/s that the whole GPU can't pass, and what it is
+that limits. The bound assumes enough warps to hide all latency. Ends with 3 where a tool is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
+
+from bench import sass_places, simulated  # noqa: E402
+from bench.model import GPUS, PIPES, Bound, Demand, bound  # noqa: E402
+from bench.simulated import Cost  # noqa: E402
+
+MISSING_TOOL = 3
+# Not worth a row: what a further weight costs there rounds to nothing.
+LEAST_SHARE = 0.01
+
+
+def located_of(kernels: set[str]) -> dict[str, list]:
+    """Kernel -> places and pipes of its SASS instructions. Raises ToolkitError."""
+    import native_build
+
+    found: dict[str, list] = {}
+    # Files that spell a name that is wanted first: the others may make it by a macro.
+    spelled = {source: sum(name in source.read_text() for name in kernels) for source in native_build.cuda_sources()}
+    for source in sorted(spelled, key=spelled.__getitem__, reverse=True):
+        if kernels <= set(found):
+            break
+        found.update(sass_places.located(sass_places.disassemble(source)))
+    return found
+
+
+def row_of(case: str, kernel: str, cost: Cost, located: list) -> dict:
+    """One row of the table, for JSON. `located`: the kernel's instructions, as sass_places has them."""
+    estimate = sass_places.estimate(located, cost.places)
+    demand = Demand(cost.bytes_read + cost.bytes_written, cost.wavefronts, estimate.operations)
+    bounds = {name: bound(demand, gpu) for name, gpu in GPUS.items()}
+    return {
+        "case": case,
+        "kernel": kernel,
+        "demand": asdict(demand),
+        "l2_bytes": cost.bytes_asked,
+        "ptx_instructions": cost.instructions,
+        "sass_without_place": estimate.unmatched,
+        "conflicts_per_64_weights": 64 * (cost.wavefronts - cost.conflict_free),
+        "bounds": {name: bound_row(one) for name, one in bounds.items()},
+    }
+
+
+def bound_row(one: Bound) -> dict:
+    return {
+        "limiter": one.limiter,
+        "bf16_gb_per_second": one.bf16_gb_per_second,
+        "share_of_hbm": one.share_of_hbm,
+        "clocks_per_weight": dict(one.clocks),
+    }
+
+
+def rows_of(cases: list[str]) -> list[dict]:
+    costs = {}
+    for case in cases:
+        print(f"{case}", file=sys.stderr, flush=True)
+        measured = simulated.measure(case)
+        least = LEAST_SHARE * sum(cost.instructions for cost in measured.values())
+        costs.update({(case, kernel): cost for kernel, cost in measured.items() if cost.instructions > least})
+    located = located_of({kernel for _, kernel in costs})
+    return [row_of(case, kernel, cost, located[kernel]) for (case, kernel), cost in costs.items()]
+
+
+SHOWN_PIPES = ("ALU", "FMA-heavy", "LSU", "XU")
+HEAD = (
+    *("case", "kernel", "HBM B", "L2 B", "shared wavefronts /64", "conflicts /64", "PTX"),
+    *(*SHOWN_PIPES, "SASS in all"),
+    *(text for name in GPUS for text in (f"{name} GB/s", "limiter")),
+)
+
+
+def cells(row: dict) -> list[str]:
+    """One line of the table."""
+    demand, pipes = row["demand"], row["demand"]["operations"]
+    sass = [f"{pipes.get(pipe, 0):.2f}" for pipe in SHOWN_PIPES] + [f"{sum(pipes.values()):.2f}"]
+    line = [row["case"], row["kernel"].removeprefix("unweight_"), f"{demand['hbm_bytes']:.2f}"]
+    line += [f"{row['l2_bytes']:.2f}"]
+    line += [f"{64 * demand['shared_wavefronts']:.2f}", f"{row['conflicts_per_64_weights']:.2f}"]
+    line += [f"{row['ptx_instructions']:.2f}", *sass]
+    for one in row["bounds"].values():
+        line += [f"{one['bf16_gb_per_second']:.0f}", one["limiter"]]
+    return line
+
+
+def markdown(rows: list[dict]) -> str:
+    lines = [HEAD, ["---"] * 2 + ["---:"] * (len(HEAD) - 2), *map(cells, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plot(rows: list[dict], file: Path) -> None:
+    """For each kernel the time that each part takes, against that of an H200's memory: what is right of a GPU's line
+    keeps the kernel from the speed of its memory."""
+    from matplotlib.figure import Figure
+
+    names = [f"{row['case']}: {row['kernel'].removeprefix('unweight_')}" for row in rows]
+    figure = Figure(figsize=(10, 1.6 + 0.27 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for gpu, style in (("H200", "-"), ("H100", "--")):
+        where = GPUS["H200"].hbm_bytes / GPUS[gpu].hbm_bytes
+        axes.axvline(where, color="black", linestyle=style, linewidth=1, label=f"HBM of an {gpu}")
+    resources = ("shared memory", "issue", *PIPES)
+    for resource, marker in zip(resources, "s|ovx^D", strict=True):
+        clocks = [row["bounds"]["H200"]["clocks_per_weight"] for row in rows]
+        there = [(c[resource] / c["HBM"], name) for c, name in zip(clocks, names, strict=True) if c[resource] > 0]
+        if there:
+            axes.plot(*zip(*there, strict=True), marker, markersize=7, alpha=0.8, label=resource)
+    axes.set(xlabel="time, that of an H200's memory is 1", title="What bounds each kernel (predicted)", xscale="log")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=130)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help='some of them: "unpack huffman" (default: all)')
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the picture (needs matplotlib)")
+    options = parser.parse_args()
+
+    from cuda_toolkit import ToolkitError
+
+    from bench.machine import machine
+
+    known = list(simulated.cases())
+    if unknown := [case for case in options.cases if case not in known]:
+        parser.error(f"{unknown[0]!r}: expected one of {', '.join(known)}")
+    try:
+        rows = rows_of(options.cases or known)
+    except ToolkitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISSING_TOOL
+    if options.plot:
+        plot(rows, options.plot)
+    if options.json:
+        command = " ".join(["python", *sys.argv])
+        print(json.dumps({"predicted": True, "machine": machine(), "command": command, "rows": rows}, indent=2))
+    else:
+        print(f"Predicted, not measured. {machine()}\n")
+        print(markdown(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
