@@ -274,6 +274,7 @@ class Code:
     def __init__(self, kernel: Kernel, entries: list[Entry], layout: SharedLayout, symbols: dict[str, int]):
         self.kernel = kernel
         self.entries = entries
+        self.steps = [entry.step if entry.plain else None for entry in entries]
         self.warp_counts = [0] * len(entries)
         self.thread_counts = [0] * len(entries)
         self.first_guard = bytes(UNINITIALISED if slot.kind == "register" else 0 for slot in kernel.slots)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNINITIALISED, HELD = 1, 2
 
 # How often the group with the smallest program counter is taken before others get a chance.
-_PATIENCE = 64
+_PATIENCE = 1000
 
 _POISON = np.full(LANES, 0xDEADBEEF, np.uint64)
 
@@ -227,39 +227,41 @@ class Warp:
         return None
 
     def _run_group(self, group: Group, limit: int) -> int:
-        entries = self.code.entries
-        warp_counts, thread_counts = self.code.warp_counts, self.code.thread_counts
-        executed = 0
+        code = self.code
+        steps, instructions = code.steps, code.kernel.instructions
+        warp_counts, thread_counts = code.warp_counts, code.thread_counts
         group.blocked_since = -1
-        alone = len(self.groups) == 1
+        meeting_points = {other.pc for other in self.groups if other is not group}
+        pc, mask, count = group.pc, group.mask, group.count
+        executed = 0
         while executed < limit:
-            pc = group.pc
-            entry = entries[pc]
-            self.current = entry.instruction
-            if entry.plain:
-                if entry.step(self, group.mask) == BLOCKED:
-                    group.blocked_since = self.machine.epoch
-                    return executed
-                group.pc = pc + 1
-            else:
-                count = group.count
-                if not entry.control(self, group):
+            self.current = instructions[pc]
+            step = steps[pc]
+            if step is None:
+                group.pc = pc
+                if not code.entries[pc].control(self, group):
                     return executed
                 warp_counts[pc] += 1
                 thread_counts[pc] += count
                 executed += 1
-                if group.count == 0 or len(self.groups) != 1 or not alone:
+                if meeting_points or group.count != count or len(self.groups) > 1:
                     self._merge(group)
                     return executed
+                pc = group.pc
                 continue
+            if step(self, mask) == BLOCKED:
+                group.pc = pc
+                group.blocked_since = self.machine.epoch
+                return executed
             warp_counts[pc] += 1
-            thread_counts[pc] += group.count
+            thread_counts[pc] += count
             executed += 1
-            if not alone:
+            pc += 1
+            if pc in meeting_points:
+                group.pc = pc
                 self._merge(group)
-                if len(self.groups) > 1 and any(other.pc < group.pc for other in self.groups):
-                    return executed
-                alone = len(self.groups) == 1
+                return executed
+        group.pc = pc
         return executed
 
     def _merge(self, group: Group) -> None:
@@ -272,6 +274,7 @@ class Warp:
                 group.set_lanes(group.bits | other.bits)
                 group.waiting = False
                 other.count = 0
+                self._picks = 0
         self.groups = [other for other in self.groups if other.count]
 
     def split(self, group: Group, bits: int, pc: int) -> Group:
