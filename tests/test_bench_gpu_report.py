@@ -21,6 +21,7 @@ KITTENS = {"tokens": 4096, "out_features": 4096, "in_features": 4096, "median": 
 ROWS = [
     {"case": "unpack nibble", "kernel": "unweight_unpack", "demand": {"hbm_bytes": 3.5, "operations": {"ALU": 1.0}}},
     {"case": "unpack nibble", "kernel": "unweight_verify", "demand": {"hbm_bytes": 1.5, "operations": {"ALU": 64.0}}},
+    {"case": "unpack huffman", "kernel": "unweight_unpack_huffman", "demand": {"hbm_bytes": 3.4}},
     {"case": "embedding nibble", "kernel": "unweight_embedding", "demand": {"hbm_bytes": 3.5}},
 ]
 
@@ -38,6 +39,8 @@ def filled(folder: Path, name: str = "NVIDIA H200") -> Report:
         "kernels": {"unweight_unpack": 20.0, "unweight_verify": 80.0},
     }
     lookup = {"weights": 1 << 24, "rows": 16, "in_features": 4096, "kernels": {"unweight_embedding": 4.0, "other": 1.0}}
+    huffman = {"weights": 1 << 24, "kernels": {"unweight_unpack_tiles": 20.0, "unweight_unpack_archive": 2.0}}
+    record.put("timing", "unpack huffman 4096x4096", Outcome(OK, figures={**huffman, **times}))
     record.put("timing", "unpack nibble 4096x4096", Outcome(OK, figures={**unpack, **times}))
     record.put("timing", "embedding nibble 32064x4096 16", Outcome(OK, figures={**lookup, **times}))
     record.put("peers", "copy 4096x4096", Outcome(OK, figures={"weights": 1 << 24, "kernels": {}, **times}))
@@ -47,7 +50,10 @@ def filled(folder: Path, name: str = "NVIDIA H200") -> Report:
 
 
 def test_measured_is_compared_with_the_bound(tmp_path: Path) -> None:
-    unpack, verify, lookup = filled(tmp_path).comparison()
+    tiles, unpack, verify, lookup = filled(tmp_path).comparison()
+    # The operator's kernel for any layout against that of the layout.
+    assert (tiles.unit, tiles.kernel) == ("unpack huffman 4096x4096", "unweight_unpack_tiles")
+    assert tiles.predicted == pytest.approx((1 << 24) * 3.4 / 20.7 / 132 / 1755)
     # 16.8 M weights of 3.5 B at 20.7 B, and of 64 ALU operations at 64, a clock and SM; 132 SMs at 1.755 GHz.
     assert unpack.predicted == pytest.approx((1 << 24) * 3.5 / 20.7 / 132 / 1755)
     assert verify.predicted == pytest.approx((1 << 24) / 132 / 1755)
@@ -78,7 +84,7 @@ def test_the_picture_shows_measured_and_predicted(tmp_path: Path) -> None:
     report = filled(tmp_path)
     measured, predicted = picture.bars(report)["unpack nibble 4096x4096"]
     assert measured == pytest.approx(2e-3 * (1 << 24) / 100)
-    both = sum(c.predicted for c in report.comparison()[:2])
+    both = sum(c.predicted for c in report.comparison()[1:3])
     assert predicted == pytest.approx(2e-3 * (1 << 24) / both)
     assert picture.draw(report, tmp_path) == "![rates](rates.png)"
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")

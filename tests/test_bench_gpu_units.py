@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.gpu import cold, exact, sanitizer, thunderkittens, timing  # noqa: E402
+from bench.gpu import cold, environment, exact, prediction, sanitizer, thunderkittens, timing  # noqa: E402
 from bench.gpu.step import NotRun  # noqa: E402
 
 # The checks themselves, on the CPU.
 
 
-@pytest.mark.parametrize("unit", [u for u in exact.UNITS if u.startswith(("unpack", "embedding", "verify", "product"))])
+@pytest.mark.parametrize(
+    "unit", [u for u in exact.UNITS if u.startswith(("unpack", "embedding", "verify", "product", "hostile"))]
+)
 def test_checks_hold_on_the_cpu(unit: str) -> None:
     assert exact.run(unit, "cpu") == {"cases": 143}
 
@@ -71,6 +73,21 @@ def test_a_wrong_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_graphs_are_not_checked_without_a_gpu() -> None:
     with pytest.raises(NotRun, match="a CPU has no graphs"):
         exact.run("graph nibble", "cpu")
+
+
+def test_hostile_bytes_that_give_other_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second, the device's, call of each turn is another tensor's."""
+    case, calls = exact.Case("trained", (65, 129)), []
+    real = torch.ops.unweight.unpack
+
+    class Operators:
+        @staticmethod
+        def unpack(packed: torch.Tensor, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+            calls.append(packed)
+            return real(packed, in_features, dtype) + len(calls) % 2
+
+    monkeypatch.setattr(torch.ops, "unweight", Operators)
+    assert "elements differ" in exact.check_hostile(case, "raw", "cpu")
 
 
 def test_damage_that_goes_unseen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +203,33 @@ def test_linkers_find_a_driver_that_only_runs_programs(tmp_path: Path) -> None:
     assert done.returncode == 7
 
 
+@pytest.mark.parametrize(
+    ("program", "outcome"),
+    [
+        ("print(json.dumps({'rows': sys.argv[1:]}))", {"rows": ["--json"]}),
+        ("sys.exit(3)", NotRun),
+        ("sys.exit(1)", RuntimeError),
+    ],
+)
+def test_what_becomes_of_the_prediction(
+    program: str, outcome: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "kernels.py").write_text(f"import json, sys\n{program}\n")
+    monkeypatch.setattr(prediction, "ROOT", tmp_path)
+    if isinstance(outcome, dict):
+        assert prediction.run("kernels", "cpu") == outcome
+    else:
+        with pytest.raises(outcome, match=r"bench/kernels\.py"):
+            prediction.run("kernels", "cpu")
+
+
+def test_the_environment_names_versions() -> None:
+    figures = environment.run("machine", "cpu")
+    assert figures["torch"] == torch.__version__ and figures["python"] == sys.version.split()[0]
+    assert environment.output_of("no-such-program-anywhere") is None
+
+
 # Cold buffers and times.
 
 
@@ -227,6 +271,13 @@ def test_results_live_until_others_have_pushed_them_out_of_the_cache() -> None:
 def test_kernels_of_a_call_are_summed() -> None:
     launches = [("verify", 2.0), ("unpack", 5.0), ("unpack", 7.0)] * 3
     assert cold.sums_per_call(launches, 3) == {"verify": 2.0, "unpack": 12.0}
+
+
+def test_the_profiler_names_what_ran() -> None:
+    """As it names kernels on a GPU; here what runs are torch's operators."""
+    launches = cold.launches_of(lambda turn: torch.ones(turn).neg(), range(3, 8), "cpu")
+    spent = [microseconds for name, microseconds in launches if name == "aten::neg"]
+    assert len(spent) == 5 and min(spent) > 0
 
 
 @pytest.mark.parametrize(

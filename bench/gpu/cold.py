@@ -77,24 +77,25 @@ def measure(
         end.record()
     torch.cuda.synchronize()
     samples = [1e3 * start.elapsed_time(end) for start, end in events]
-    return Times.of(samples, _profile(lambda turn: kept.append(call(turn)), runs, warm_up + runs))
+    turns = range(warm_up + runs, warm_up + 2 * runs)
+    launches = launches_of(lambda turn: kept.append(call(turn)), turns, device)
+    return Times.of(samples, sums_per_call(launches, runs))
 
 
-def _profile(call: Callable[[int], object], runs: int, first: int) -> dict[str, float]:
+def launches_of(call: Callable[[int], object], turns: range, device: str) -> list[tuple[str, float]]:
+    """(name, microseconds) of all that runs on the device in those turns: kernels, copies and fills of a GPU."""
     import torch
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for turn in range(first, first + runs):
+    cuda = device == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+        for turn in turns:
             call(turn)
-        torch.cuda.synchronize()
-    launches = [
-        (event.name, event.time_range.elapsed_us())
-        for event in profiler.events()
-        if event.device_type == DeviceType.CUDA
-    ]
-    return sums_per_call(launches, runs)
+        if cuda:
+            torch.cuda.synchronize()
+    wanted = DeviceType.CUDA if cuda else DeviceType.CPU
+    return [(e.name, e.time_range.elapsed_us()) for e in profiler.events() if e.device_type == wanted]
 
 
 def sums_per_call(launches: list[tuple[str, float]], calls: int) -> dict[str, float]:

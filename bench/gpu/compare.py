@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from bench.model import Bound, Demand, Gpu, bound
 
+ANY_TILES = "unweight_unpack_tiles"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -27,6 +29,11 @@ def case_of(unit: str) -> str:
     return " ".join(unit.split(" ")[:2])
 
 
+def twin_of(unit: str, kernel: str) -> str:
+    """Operators don't know the layout and launch a kernel for all tiled ones; what is predicted is the layout's own."""
+    return f"unweight_unpack_{unit.split(' ')[1]}" if kernel == ANY_TILES else kernel
+
+
 def weights_of(figures: Mapping) -> int:
     """The weights that a call of this unit handles: the whole matrix, or the rows that an embedding looks up."""
     if "rows" not in figures:
@@ -45,7 +52,7 @@ def compare(timings: Mapping[str, Mapping], rows: list[dict], gpu: Gpu) -> list[
     found = []
     for unit, figures in timings.items():
         for kernel, spent in figures["kernels"].items():
-            predicted = bounds.get((case_of(unit), kernel))
+            predicted = bounds.get((case_of(unit), kernel)) or bounds.get((case_of(unit), twin_of(unit, kernel)))
             if predicted:
                 least = predicted.microseconds(weights_of(figures))
                 found.append(Comparison(unit, kernel, least, spent, predicted.limiter))

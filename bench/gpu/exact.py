@@ -20,6 +20,7 @@ TRANSCODES = tuple((a, b) for a in LAYOUTS for b in ("raw", "huffman", "nibble")
 STACKS = ((2, 64, 128), (3, 65, 1030))
 LARGE = ((4096, 4096), (1000, 11008))
 LARGE_CONTENTS = ("trained", "few outsiders")
+HOSTILE_TURNS = 8
 SHOWN = 3  # failures in a reason; all are counted
 
 UNITS = (
@@ -27,6 +28,7 @@ UNITS = (
     *(f"embedding {layout}" for layout in LAYOUTS),
     *(f"transcode {a} to {b}" for a, b in TRANSCODES),
     *(f"verify {layout}" for layout in LAYOUTS),
+    *(f"hostile {layout}" for layout in LAYOUTS),
     *(f"product {layout}" for layout in LAYOUTS),
     *(f"graph {layout}" for layout in LAYOUTS),
     *(f"large {layout}" for layout in LAYOUTS),
@@ -163,6 +165,38 @@ def check_graph(case: Case, layout: str, device: str) -> str:
     return ""
 
 
+def check_hostile(case: Case, layout: str, device: str) -> str:
+    """Damaged bytes under checksums that are right: a device refuses what a CPU refuses, and else unpacks the same."""
+    import numpy as np
+    import torch
+    from reference_cases import seal
+
+    def outcome(packed: Tensor) -> Tensor | str:
+        try:
+            return torch.ops.unweight.unpack(packed, case.shape[-1], torch.bfloat16)
+        except RuntimeError as error:
+            return str(error).partition("\n")[0]
+
+    rng = np.random.default_rng(case.shape[0] + len(case.content))
+    for turn in range(HOSTILE_TURNS):
+        damaged = case.packed(layout).numpy().copy()
+        matrix = damaged.reshape(-1, *damaged.shape[-2:])[-1].reshape(-1)
+        for _ in range(rng.integers(1, 5)):
+            matrix[rng.integers(128 if turn % 4 else 0, matrix.size)] ^= 1 << rng.integers(8)
+        seal(matrix)
+        packed = torch.from_numpy(damaged)
+        expected, got = outcome(packed), outcome(packed.to(device))
+        if isinstance(got, str) != isinstance(expected, str):
+            said = [x if isinstance(x, str) else "nothing" for x in (got, expected)]
+            return f"turn {turn}: unpack says {said[0]!r}, a CPU {said[1]!r}"
+        if isinstance(got, str):
+            if "CUDA" in got:
+                return f"turn {turn}: {got}"
+        elif found := _bf16_difference(got, expected):
+            return f"turn {turn}: {found}"
+    return ""
+
+
 def damaged_copies(packed: Tensor) -> Iterator[tuple[str, Tensor]]:
     """One flipped bit in each part of the last matrix."""
     import torch
@@ -210,6 +244,7 @@ CHECKS = {
     "unpack": check_unpack,
     "embedding": check_embedding,
     "verify": check_verify,
+    "hostile": check_hostile,
     "product": check_product,
     "graph": check_graph,
 }
