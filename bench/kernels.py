@@ -1,6 +1,6 @@
 """What bounds each CUDA kernel on an H100 and an H200, predicted: nothing here is measured on a GPU, none is needed.
 
-    python bench/kernels.py [--json] [--plot FILE] [CASE ...]
+    python bench/kernels.py [--json] [--plot FILE] [--places N] [CASE ...]
 
 For each weight: bytes of memory, wavefronts of shared memory and PTX instructions, counted by the tests' interpreter
 on small packed matrices (bench/simulated.py); SASS instructions by pipe, estimated from those (bench/sass_places.py).
@@ -14,12 +14,18 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
 
+import cuda_toolkit  # noqa: E402
+import native_build  # noqa: E402
+from cuda_toolkit import ToolkitError  # noqa: E402
+
 from bench import sass_places, simulated  # noqa: E402
+from bench.machine import machine  # noqa: E402
 from bench.model import GPUS, PIPES, Bound, Demand, bound  # noqa: E402
 from bench.simulated import Cost  # noqa: E402
 
@@ -28,10 +34,19 @@ MISSING_TOOL = 3
 LEAST_SHARE = 0.01
 
 
+def require_tools() -> None:
+    """Raises ToolkitError naming what is missing."""
+    nvcc, nvdisasm = cuda_toolkit.find_nvcc(), cuda_toolkit.find_program("nvdisasm")
+    if nvcc is None:
+        raise ToolkitError(f"{cuda_toolkit.NVCC_NOT_FOUND}: {cuda_toolkit.INSTALL_HINT}")
+    if nvdisasm is None:
+        raise ToolkitError("nvdisasm is neither in site-packages nor on the path: pip install nvidia-cuda-nvdisasm")
+    if find_spec("pybind11") is None:
+        raise ToolkitError("pybind11 isn't installed: pip install pybind11")
+
+
 def located_of(kernels: set[str]) -> dict[str, list]:
     """Kernel -> places and pipes of its SASS instructions. Raises ToolkitError."""
-    import native_build
-
     found: dict[str, list] = {}
     # Files that spell a name that is wanted first: the others may make it by a macro.
     spelled = {source: sum(name in source.read_text() for name in kernels) for source in native_build.cuda_sources()}
@@ -56,6 +71,10 @@ def row_of(case: str, kernel: str, cost: Cost, located: list) -> dict:
         "sass_without_place": estimate.unmatched,
         "conflicts_per_64_weights": 64 * (cost.wavefronts - cost.conflict_free),
         "bounds": {name: bound_row(one) for name, one in bounds.items()},
+        "places": [
+            {"place": " < ".join(f"{file}:{line}" for file, line in place), "sass_instructions": count}
+            for place, count in sass_places.most_of(located, cost.places)
+        ],
     }
 
 
@@ -105,6 +124,13 @@ def markdown(rows: list[dict]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def places(row: dict, most: int) -> str:
+    """The lines that the most instructions come from, with where they were inlined."""
+    lines = [f"{row['case']}, {row['kernel']}: SASS instructions for a weight, by place"]
+    lines += [f"  {one['sass_instructions']:6.2f}  {one['place']}" for one in row["places"][:most]]
+    return "\n".join(lines)
+
+
 def plot(rows: list[dict], file: Path) -> None:
     """For each kernel the time that each part takes, against that of an H200's memory: what is right of a GPU's line
     keeps the kernel from the speed of its memory."""
@@ -130,21 +156,18 @@ def plot(rows: list[dict], file: Path) -> None:
     figure.savefig(file, dpi=130)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help='some of them: "unpack huffman" (default: all)')
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the picture (needs matplotlib)")
-    options = parser.parse_args()
-
-    from cuda_toolkit import ToolkitError
-
-    from bench.machine import machine
-
+    parser.add_argument("--places", type=int, default=0, metavar="N", help="the N lines with most instructions, too")
+    options = parser.parse_args(arguments)
     known = list(simulated.cases())
     if unknown := [case for case in options.cases if case not in known]:
         parser.error(f"{unknown[0]!r}: expected one of {', '.join(known)}")
     try:
+        require_tools()
         rows = rows_of(options.cases or known)
     except ToolkitError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -157,6 +180,8 @@ def main() -> int:
     else:
         print(f"Predicted, not measured. {machine()}\n")
         print(markdown(rows))
+        for row in rows if options.places else ():
+            print(f"\n{places(row, options.places)}")
     return 0
 
 

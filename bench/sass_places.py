@@ -96,6 +96,16 @@ def located(text: str) -> dict[str, list[tuple[Place, str]]]:
     return found
 
 
+def most_of(
+    instructions: list[tuple[Place, str]], runs: Mapping[Place, float], most: int = 20
+) -> list[tuple[Place, float]]:
+    """The places with the most instructions run, in falling order."""
+    counts: Counter[Place] = Counter()
+    for place, _ in instructions:
+        counts[place] += runs.get(place, 0.0)
+    return counts.most_common(most)
+
+
 def estimate(instructions: list[tuple[Place, str]], runs: Mapping[Place, float]) -> Estimate:
     """`runs`: how often each PTX instruction of a place ran on average. What has no place there counts as not run."""
     operations: Counter[str] = Counter()

@@ -246,6 +246,36 @@ def test_the_whole_program_without_failure(folder: Path) -> None:
     assert "not run: after (all of it): needs bad, which is: not run" in done.stdout
 
 
+REAL = """
+from dataclasses import replace
+from bench.gpu import environment, exact, sanitizer, thunderkittens, timing
+
+TIMED = ("unpack nibble 128x512", "embedding huffman 128x512 16")
+STEPS = (
+    environment.STEP,
+    replace(exact.STEP, units=("unpack nibble", "graph nibble"), needs=()),
+    replace(timing.STEP, units=TIMED, needs=()),
+    replace(timing.PEER_STEP, units=("copy 128x512",)),
+    replace(sanitizer.STEP, units=("memcheck",), needs=()),
+    thunderkittens.STEP,
+)
+"""
+
+
+def test_the_programs_own_steps_in_workers(folder: Path) -> None:
+    """What can be run on a CPU is, up to the picture; the rest says why not."""
+    (folder / "real_steps.py").write_text(REAL)
+    done = program(folder / "out", "--device", "cpu", "--steps", "real_steps")
+    assert done.returncode == 0, done.stdout + (folder / "out" / "log.txt").read_text()
+    assert "units: 5 ok, 0 failed, 3 not run" in done.stdout
+    text = (folder / "out" / "report.md").read_text()
+    assert "| unpack nibble | 143 cases, no bit differs |" in text
+    assert "| unpack nibble 128x512 | 1" in text and "| copy 128x512 |" in text and "![rates](rates.png)" in text
+    assert "- exact (graph nibble): a CPU has no graphs" in text
+    assert "- sanitizer (all of it): compute-sanitizer looks at GPUs" in text
+    assert sorted(p.name for p in (folder / "out").iterdir()) == ["log.txt", "rates.png", "report.md", "results.json"]
+
+
 def test_too_little_time_is_an_error(tmp_path: Path) -> None:
     done = program(tmp_path, "--seconds", 5)
     assert done.returncode == 2 and "--seconds 5: expected more than 15" in done.stderr

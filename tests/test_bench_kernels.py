@@ -126,6 +126,29 @@ def test_instructions_run_as_often_as_their_place() -> None:
     assert found == sass_places.Estimate({"ALU": 5.0, "LSU": 2.5}, 0.25)
 
 
+def test_places_are_named_by_what_runs_there() -> None:
+    instructions = [(A, "ALU"), (C, "ALU"), (A, "LSU"), (B, "ALU")]
+    assert sass_places.most_of(instructions, {A: 2.0, B: 1.0, C: 5.0}, most=2) == [(C, 5.0), (A, 4.0)]
+    row = kernels.row_of("c", "k", simulated.Cost(1, places={A: 2.0, B: 1.0, C: 5.0}), instructions)
+    assert kernels.places(row, 2).splitlines()[1:] == ["    5.00  k.cu:10", "    4.00  a.cuh:3 < k.cu:9"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "says"),
+    [
+        (kernels.cuda_toolkit, "find_nvcc", "no nvcc 12.4 or newer"),
+        (kernels.cuda_toolkit, "find_program", "nvdisasm is neither"),
+        (kernels, "find_spec", "pybind11 isn't installed"),
+    ],
+)
+def test_a_missing_tool_is_said(
+    module: object, name: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(module, name, lambda *_: None)
+    assert kernels.main(["unpack raw"]) == kernels.MISSING_TOOL == 3
+    assert capsys.readouterr().err.startswith(f"error: {says}")
+
+
 def test_the_table_and_the_picture(tmp_path: Path) -> None:
     cost = simulated.Cost(1.5, 2.0, 3.6, 0.05, 0.04, 8.0, {A: 2.0, C: 1.0})
     located = [(A, "ALU"), (C, "FMA-heavy"), (C, "LSU"), (C, "control")]
