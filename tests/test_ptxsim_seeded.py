@@ -70,7 +70,7 @@ CASES = {
         "copy_past_the_tensor": Case(Kind.OUT_OF_BOUNDS),
         "copy_into_the_barrier": Case(Kind.MBARRIER, words=WORDS + 32),
         "data_read_without_waiting": Case(Kind.RACE, threads=64),
-        "wrong_parity": Case(Kind.RACE),
+        "wrong_parity": Case((Kind.RACE, Kind.DEADLOCK)),
         "overwritten_without_proxy_fence": Case(Kind.PROXY, threads=64),
         "init_not_fenced": Case(Kind.PROXY),
         "slot_still_being_stored": Case(Kind.RACE, threads=64, words=2 * WORDS),
@@ -132,14 +132,26 @@ def test_bugs_are_reported_where_they_are(file, name):
         check_reported(launch(module(file).kernels[f"{name}_bug"], CASES[file][name], seed), kind, places)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("file, name", EACH)
+def test_many_seeds(file, name):
+    case, places = CASES[file][name], marked_lines(file, name)
+    kernels = module(file).kernels
+    for seed in range(3, 30):
+        reports = launch(kernels[f"{name}_clean"], case, seed)
+        assert not reports, "\n".join(map(str, reports))
+        check_reported(launch(kernels[f"{name}_bug"], case, seed), case.kind, places)
+
+
 def check_reported(reports, kind: Kind | tuple[Kind, ...], places: set[tuple[str, int]]) -> None:
     """A deadlock is of several places: the picture names them all. A race is of two: which is later is chance."""
     text = "\n".join(map(str, reports)) or "nothing was reported"
-    found = [report for report in reports if report.kind in (kind if isinstance(kind, tuple) else (kind,))]
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    found = [report for report in reports if report.kind in kinds]
     assert found, text
-    named = kind == Kind.DEADLOCK and any(f"{file}:{line}" in text for file, line in places)
+    named = Kind.DEADLOCK in kinds and any(f"{file}:{line}" in text for file, line in places)
     frames = {frame for report in found for frame in report.instruction.location.frames}
-    if kind == Kind.RACE:
+    if Kind.RACE in kinds:
         frames |= {frame for report in found if report.other for frame in report.other.location.frames}
     assert named or frames & places, text
 
@@ -192,7 +204,7 @@ def run_gemm(name: str, seed: int):
     return reports, to_float(got), to_float(a) @ to_float(b).T
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 20))])
 def test_a_clean_gemm_is_silent_and_right(seed):
     reports, got, exact = run_gemm("gemm_clean", seed)
     assert not reports, "\n".join(map(str, reports))

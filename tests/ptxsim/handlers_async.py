@@ -63,8 +63,10 @@ class RegisterPool:
         return f"{self.free} registers a thread are free, the warpgroups have {list(self.each.values())}"
 
 
-def _registers_at_launch(threads: int) -> int:
-    return min(_REGISTERS_OF_A_MULTIPROCESSOR // threads, 255) // _UNIT * _UNIT
+def _registers_at_launch(warp, threads: int) -> int:
+    """What the launch bounds leave a thread, but no more than the kernel ever asks for: that is what ptxas takes."""
+    asked = [i.operands[0].value for i in warp.code.kernel.instructions if i.opcode == "setmaxnreg"]
+    return min(_REGISTERS_OF_A_MULTIPROCESSOR // threads // _UNIT * _UNIT, max(asked))
 
 
 def _pool(warp) -> RegisterPool:
@@ -73,7 +75,7 @@ def _pool(warp) -> RegisterPool:
         bound = warp.code.kernel.max_threads
         if bound is None:
             warp.report(Kind.REGISTER_POOL, "a kernel without launch bounds doesn't know how many registers it has")
-        each = _registers_at_launch(bound or cta.threads)
+        each = _registers_at_launch(warp, bound or cta.threads)
         groups = range(-(-len(cta.warps) // WARPS))
         cta.register_pool = RegisterPool(dict.fromkeys(groups, each), dict.fromkeys(groups, 0))
     return cta.register_pool

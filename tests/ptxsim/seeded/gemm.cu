@@ -95,8 +95,10 @@ __device__ __forceinline__ void gemm(const Arguments& a) {
   }
   __syncthreads();
   if (threadIdx.x < 128) {
+    release_registers<40>();
     if (threadIdx.x < 32 && elect()) produce<kBug>(a);
   } else {
+    acquire_registers<232>();
     consume<kBug>(a);
   }
 }
