@@ -166,7 +166,7 @@ __device__ void wrong_parity(const Arguments& a) {
     ptx::mbarrier_arrive_expect(full_of(slot), kBytes);
     load(words_of(slot), a.input, kBytes, full_of(slot));  // reported: wrong_parity
   }
-  wait(full_of(slot), kBug);  // reported: wrong_parity
+  wait(full_of(slot), kBug);                                      // reported: wrong_parity
   at<uint32_t>(a.output)[threadIdx.x] = slot.words[threadIdx.x];  // reported: wrong_parity
   wait(full_of(slot), 0);
 }
