@@ -85,7 +85,7 @@ struct ArchiveWarp {
   // 2^31, whatever its header says.
   uint32_t next, words_end;
   uint32_t round = 0;
-  uint32_t w0[2], w1[2], position[2];
+  uint32_t w0[2], w1[2], position[2];  // as in BitStream
 
   // Barriers are initialised, the table is filled, and all of the warp calls this.
   __device__ __forceinline__ ArchiveWarp(const Matrix& m, const Chunk& c, uint32_t shared, uint32_t lane)
@@ -123,22 +123,26 @@ struct ArchiveWarp {
   }
   __device__ __forceinline__ bool group_starts() const { return round % kPieceRounds == 0; }
 
+  __device__ __forceinline__ uint32_t entry(uint32_t x) const {
+    return ptx::load_shared(table + (x >> (32 - kMaxCodeBits) << 2));
+  }
+
   // Entries of the round's pairs lane, lane + 32, lane + 64, lane + 96.
   __device__ __forceinline__ void decode(uint32_t (&entries)[4]) {
-    bool takes[2];
+    uint32_t takes[2];
 #pragma unroll
     for (int s = 0; s < 2; s++) {
-      uint32_t x = funnel_left(w1[s], w0[s], position[s]);
-      entries[s] = ptx::load_shared(table + 4 * (x >> (32 - kMaxCodeBits)));
+      const uint32_t before_round = position[s];
+      uint32_t x = funnel_left(w1[s], w0[s], before_round);
+      entries[s] = entry(x);
       x = funnel_left(0, x, entries[s]);  // 12 of 32 bits are gone at most: enough for the second
-      entries[2 + s] = ptx::load_shared(table + 4 * (x >> (32 - kMaxCodeBits)));
-      position[s] += (entries[s] & kCodeLengthBits) + (entries[2 + s] & kCodeLengthBits);
-      takes[s] = position[s] >= 32;
-      position[s] &= 31;
+      entries[2 + s] = entry(x);
+      position[s] += entries[s] + entries[2 + s];
+      takes[s] = (position[s] ^ before_round) & 32;  // at most 24 bits, so at most one word is used up
     }
 #pragma unroll
     for (int s = 0; s < 2; s++) {
-      const uint32_t takers = __ballot_sync(0xFFFFFFFFu, takes[s]);
+      const uint32_t takers = ptx::ballot(takes[s]);
       const uint32_t fresh = word(next + __popc(takers & before));
       next += __popc(takers);
       w0[s] = takes[s] ? w1[s] : w0[s];

@@ -3,8 +3,8 @@
 // depends on all of them). So the CTA knows when any part of the row is damaged, and makes all of it NaN.
 //
 // expects: UBLKCP
-// hot loop: unweight_embedding_tiles 16
-// budget: unweight_embedding_tiles 6.5
+// hot loop: unweight_embedding_tiles 16 VOTE
+// budget: unweight_embedding_tiles 10.5
 #include "code_table.cuh"
 #include "embedding_shared.h"
 #include "ids.cuh"
@@ -42,47 +42,48 @@ struct SectionRing {
   }
 };
 
-// The lanes' registers of a row, from the four lanes that hold it.
-static __device__ __forceinline__ void store_registers(const uint32_t (&registers)[kRegisters], const RowPlace& place,
-                                                       uint32_t lane, uint16_t* out, uint64_t columns, bool aligned_4) {
-  if (lane / 4 != place.first_lane / 4) return;
+// A k-step of a row from the four lanes that hold it, to `to`: the lane's first weight there. `left` of them from there
+// on are in the row.
+static __device__ __forceinline__ void store_registers(const uint32_t (&registers)[kRegisters], uint32_t odd,
+                                                       uint16_t* to, int left, bool aligned_4) {
 #pragma unroll
-  for (uint32_t i = 0; i < 2; i++) {
-    const uint32_t weights = place.odd ? registers[2 * i + 1] : registers[2 * i];
-    const uint32_t column = 2 * (lane % 4) + 8 * i;
+  for (int i = 0; i < 2; i++) {
+    const uint32_t weights = odd ? registers[2 * i + 1] : registers[2 * i];
     if (aligned_4) {
-      if (column < columns) *reinterpret_cast<uint32_t*>(out + column) = weights;
+      if (8 * i < left) *reinterpret_cast<uint32_t*>(to + 8 * i) = weights;
     } else {
-      if (column < columns) out[column] = static_cast<uint16_t>(weights);
-      if (column + 1 < columns) out[column + 1] = static_cast<uint16_t>(weights >> 16);
+      if (8 * i < left) to[8 * i] = static_cast<uint16_t>(weights);
+      if (8 * i + 1 < left) to[8 * i + 1] = static_cast<uint16_t>(weights >> 16);
     }
   }
 }
 
-// The row's part of one huffman stage. `section`: where the warp's section is in shared memory.
+// The row's part of one huffman stage, `columns` of it, to `out`. `section`: where the warp's section is in shared
+// memory. Only lanes that hold the row load signs and store weights; all of them decode.
 static __device__ __forceinline__ bool decode_stage_row(const uint8_t* stage, uint32_t size, WarpHeader header,
                                                         uint32_t section, const RowPlace& place, uint32_t table,
                                                         bool start, LaneStreams& streams, uint32_t lane, uint16_t* out,
-                                                        uint64_t columns, bool aligned_4) {
+                                                        uint32_t columns, bool aligned_4) {
   const bool holds = lane / 4 == place.first_lane / 4;
   const uint32_t begin = section_begin(header, size);
   Patches patches(section + header.section() - begin, header.patches());
   Words words{patches.end, section + min(size - begin, kSectionBytes) - 4};
   if (start) words.start(streams, lane);
-  const auto lookup = [table](uint32_t x) { return ptx::load_shared(table + 4 * (x >> 24)); };
+  const auto lookup = [table](uint32_t x) { return ptx::load_shared(table + (x >> 24 << 2)); };
   const uint8_t* plane = stage + kStageHeaderBytes + kWarpPlaneBytes * place.warp + 16 * lane;
+  uint16_t* to = out + 2 * (lane % 4);
+  int left = static_cast<int>(columns) - 2 * static_cast<int>(lane % 4);
+  uint32_t patched = header.patched_ksteps();
 #pragma unroll 1
-  for (int pair = 0; pair < kKSteps / 2; pair++) {
-    const uint4 s = holds ? ptx::load_once(plane + 512 * pair) : make_uint4(0, 0, 0, 0);
+  for (int pair = 0; pair < kKSteps / 2; pair++, plane += kSignsStep, patched >>= 2) {
+    const uint4 s = holds ? ptx::load_once(plane) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-    for (int odd = 0; odd < 2; odd++) {
-      const int k = 2 * pair + odd;
+    for (int odd = 0; odd < 2; odd++, to += kKStepColumns, left -= kKStepColumns) {
       uint32_t entries[kRegisters], registers[kRegisters];
       words.decode(streams.of[odd], lookup, entries);
       merge_entries(entries, odd ? s.z : s.x, odd ? s.w : s.y, registers);
-      if (header.patched_ksteps() >> k & 1) patches.apply(lane, registers, [](uint32_t patch) { return patch; });
-      const uint64_t column = static_cast<uint64_t>(k * kKStepColumns);
-      if (column < columns) store_registers(registers, place, lane, out + column, columns - column, aligned_4);
+      if (patched & (1 << odd)) patches.apply(lane, registers, [](uint32_t patch) { return patch; });
+      if (holds) store_registers(registers, place.odd, to, left, aligned_4);
     }
   }
   return patches.fit();
@@ -122,15 +123,16 @@ static __device__ __forceinline__ RowFlaw read_segment(const Matrix& m, const Ro
     const uint32_t bytes = __shfl_sync(kAll, size, i);
     const WarpHeader header{__shfl_sync(kAll, head.header.bits, i)};
     const uint64_t column = uint64_t{begin + i} * kStageColumns;
+    const uint32_t there = stage_columns(columns, column);
     if (!(coded >> i & 1)) {
-      read_raw_row(stage, place, lane).store(out + column, columns - column, columns % 4 == 0, lane);
+      read_raw_row(stage, place, lane).store(out + column, there, columns % 4 == 0, lane);
       continue;
     }
     const uint32_t later = coded & ~((2u << i) - 1);
     if (later) ask(__ffs(later) - 1);
     const uint32_t section = ring.take();
-    if (!decode_stage_row(stage, bytes, header, section, place, table, start, streams, lane, out + column,
-                          columns - column, columns % 2 == 0) &&
+    if (!decode_stage_row(stage, bytes, header, section, place, table, start, streams, lane, out + column, there,
+                          columns % 2 == 0) &&
         flaw.flaw == Flaw::kNone)
       flaw = {Flaw::kPatches, warp_place(place.first_stage + begin + i, place.warp)};
     start = false;
@@ -156,7 +158,7 @@ static __device__ __forceinline__ RowFlaw read_row(const Matrix& m, const RowPla
     const RowFlaw flaw = read_plain_stage(m, place, stage, lane, row);
     const uint64_t column = uint64_t{stage} * kStageColumns;
     if (flaw.flaw == Flaw::kNone)
-      row.store(out + column, columns - column, columns % 4 == 0, lane);
+      row.store(out + column, stage_columns(columns, column), columns % 4 == 0, lane);
     else if (worst.flaw == Flaw::kNone)
       worst = flaw;
   }
@@ -168,7 +170,8 @@ static __device__ __forceinline__ RowFlaw read_row(const Matrix& m, const RowPla
 extern "C" __global__ void __launch_bounds__(kEmbeddingThreads, 2)
     unweight_embedding_tiles(const __grid_constant__ EmbeddingArgument a) {
   extern __shared__ __align__(128) uint8_t memory[];
-  const uint32_t shared = ptx::shared_address(memory), warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const uint32_t shared = ptx::pinned(ptx::shared_address(memory)), warp = threadIdx.x / kLanes,
+                 lane = threadIdx.x % kLanes;
   const uint64_t columns = a.packed.in_features;
   Matrix m;
   const Flaw flaw = open_matrix(a.packed, 0, m);

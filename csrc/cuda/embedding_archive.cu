@@ -2,7 +2,7 @@
 // disks; this is so that every layout can be looked up, not to be fast.
 //
 // expects: UBLKCP
-// hot loop: unweight_embedding_archive 8
+// hot loop: unweight_embedding_archive 8 VOTE
 // budget: unweight_embedding_archive 26.0
 #include "archive.cuh"
 #include "embedding_shared.h"
@@ -53,7 +53,7 @@ static __device__ bool patch_row(const Matrix& m, const Chunk& c, uint32_t lane,
 extern "C" __global__ void __launch_bounds__(kArchiveEmbeddingThreads)
     unweight_embedding_archive(const __grid_constant__ EmbeddingArgument a) {
   extern __shared__ __align__(128) uint8_t memory[];
-  const uint32_t shared = ptx::shared_address(memory), lane = threadIdx.x;
+  const uint32_t shared = ptx::pinned(ptx::shared_address(memory)), lane = threadIdx.x;
   const uint64_t columns = a.packed.in_features, id = row_id(a, blockIdx.x);
   auto* out = reinterpret_cast<uint16_t*>(a.out) + blockIdx.x * columns;
   Matrix m;

@@ -10,10 +10,25 @@ UNWEIGHT_PTX uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// No instruction: keeps the compiler from making an address anew in each round of a loop.
+UNWEIGHT_PTX uint32_t pinned(uint32_t address) {
+  asm volatile("" : "+r"(address));
+  return address;
+}
+
 UNWEIGHT_PTX uint32_t lanes_before() {
   uint32_t mask;
   asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
   return mask;
+}
+
+// Lanes whose value isn't 0. All lanes call it. (The intrinsic makes a bool of the value first: three instructions.)
+UNWEIGHT_PTX uint32_t ballot(uint32_t value) {
+  uint32_t lanes;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nvote.sync.ballot.b32 %0, p, 0xffffffff;\n}"
+               : "=r"(lanes)
+               : "r"(value));
+  return lanes;
 }
 
 // --- mbarriers

@@ -60,12 +60,17 @@ struct StageHead {
   }
 };
 
+// Columns of the stage that starts at `column` which the matrix has.
+static __device__ __forceinline__ uint32_t stage_columns(uint64_t columns, uint64_t column) {
+  return static_cast<uint32_t>(min(columns - column, uint64_t{kStageColumns}));
+}
+
 // A row of a stage over the lanes of a warp: lane 4k + q has k-step k's columns 2q, 2q + 1 and 8 columns further.
 struct StageRow {
   uint32_t near, far;
 
   // To `out`, of which `columns` weights are there. Quads exchange, so that lanes store 8 bytes where rows allow it.
-  __device__ __forceinline__ void store(uint16_t* out, uint64_t columns, bool aligned_8, uint32_t lane) const {
+  __device__ __forceinline__ void store(uint16_t* out, uint32_t columns, bool aligned_8, uint32_t lane) const {
     const uint32_t quarter = lane % 4, at = lane / 4 * kKStepColumns;
     if (aligned_8) {
       const uint32_t from = (lane & ~3u) + 2 * quarter % 4;

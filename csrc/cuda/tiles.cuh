@@ -22,8 +22,9 @@ struct WarpStage {
   __device__ __forceinline__ bool sections_fit(uint32_t least, bool zero_rows) const {
     return header.section() >= least && header.section() + 4 * (zero_rows + header.patches()) <= bytes;
   }
-  __device__ __forceinline__ uint4 signs(uint32_t kstep_pair) const {
-    return ptx::load_shared_quad(address + kStageHeaderBytes + kWarpPlaneBytes * warp + 512 * kstep_pair + 16 * lane);
+  // The lane's signs and mantissas of the first two k-steps; kSignsStep further those of the next two.
+  __device__ __forceinline__ uint32_t signs() const {
+    return address + kStageHeaderBytes + kWarpPlaneBytes * warp + 16 * lane;
   }
 };
 
@@ -32,12 +33,12 @@ struct WarpStage {
 static __device__ __forceinline__ uint32_t matrix_row(uint32_t tile, uint32_t lane) {
   return tile + (lane % 16) * kTilePitch + lane / 16 * 16;
 }
-constexpr uint32_t kKStepBytes = 2 * kKStepColumns;
+constexpr uint32_t kKStepBytes = 2 * kKStepColumns, kSignsStep = 16 * kLanes, kNibblesStep = 8 * kLanes;
 
 // Patches of a warp's stage, in the order of k-steps.
 struct Patches {
   uint32_t next, end;  // in shared memory
-  bool bad = false;    // they and the header's k-steps don't go together
+  uint32_t bad = 0;    // they and the header's k-steps don't go together
 
   __device__ __forceinline__ Patches(uint32_t next, uint32_t count) : next(next), end(next + 4 * count) {}
 
@@ -47,7 +48,7 @@ struct Patches {
     uint32_t patch;
     do {
       if (next >= end) {
-        bad = true;
+        bad = 1;
         return;
       }
       patch = ptx::load_shared(next);
@@ -97,23 +98,26 @@ static __device__ __forceinline__ bool decode_nibble(const WarpStage& stage, Nib
   // Registers 0 and 2 lie in one row, 1 and 3 eight rows below.
   const uint32_t keep_even = zeros & 1 ? 0 : ~0u, keep_odd = zeros >> 8 & 1 ? 0 : ~0u;
   Patches patches(section, stage.header.patches());
-  const uint32_t codes = stage.address + kHuffmanSections + kWarpNibbleBytes * stage.warp + 8 * stage.lane;
-  const uint32_t to = matrix_row(tile, stage.lane), patched = stage.header.patched_ksteps();
+  uint32_t codes = ptx::pinned(stage.address + kHuffmanSections + kWarpNibbleBytes * stage.warp + 8 * stage.lane);
+  uint32_t signs = ptx::pinned(stage.signs()), to = ptx::pinned(matrix_row(tile, stage.lane));
+  const uint32_t end = to + kKSteps * kKStepBytes;
 #pragma unroll 1
-  for (int pair = 0; pair < kKSteps / 2; pair++) {
-    const uint4 s = stage.signs(pair);
-    const uint2 n = ptx::load_shared_pair(codes + 256 * pair);
+  for (uint32_t patched = stage.header.patched_ksteps(); to != end; patched >>= 2) {
+    const uint4 s = ptx::load_shared_quad(signs);
+    const uint2 n = ptx::load_shared_pair(codes);
 #pragma unroll
     for (int odd = 0; odd < 2; odd++) {
-      const int k = 2 * pair + odd;
       uint32_t registers[kRegisters];
       decode_nibbles(odd ? n.y : n.x, odd ? s.z : s.x, odd ? s.w : s.y, registers);
 #pragma unroll
       for (int i = 0; i < kRegisters; i++) registers[i] = scale.unscale(registers[i]) & (i & 1 ? keep_odd : keep_even);
-      if (patched >> k & 1)
+      if (patched & (1 << odd))
         patches.apply(stage.lane, registers, [&](uint32_t patch) { return scale.patch_exponents(patch); });
-      ptx::store_matrices(to + kKStepBytes * k, registers);
+      ptx::store_matrices(to + kKStepBytes * odd, registers);
     }
+    signs += kSignsStep;
+    codes += kNibblesStep;
+    to += 2 * kKStepBytes;
   }
   return patches.fit();
 }
@@ -141,8 +145,8 @@ struct Words {
   // The four entries of a k-step; all lanes call it.
   template <class Lookup>
   __device__ __forceinline__ void decode(BitStream& stream, Lookup lookup, uint32_t (&entries)[kRegisters]) {
-    const bool takes = decode_four_codes(stream, lookup, entries);
-    const uint32_t takers = __ballot_sync(0xFFFFFFFFu, takes);
+    const uint32_t takes = decode_four_codes(stream, lookup, entries);
+    const uint32_t takers = ptx::ballot(takes);
     // Loaded by all lanes: a branch around it costs more than the load.
     const uint32_t fresh = at(next + 4 * __popc(takers & before));
     next += 4 * __popc(takers);
@@ -157,21 +161,22 @@ static __device__ __forceinline__ bool decode_huffman(const WarpStage& stage, ui
   Patches patches(stage.address + stage.header.section(), stage.header.patches());
   Words words{patches.end, stage.address + stage.bytes - 4};
   if (start) words.start(streams, stage.lane);
-  const uint32_t to = matrix_row(tile, stage.lane), patched = stage.header.patched_ksteps();
-  const uint32_t column = table + 4 * stage.lane;
+  uint32_t signs = ptx::pinned(stage.signs()), to = ptx::pinned(matrix_row(tile, stage.lane));
+  const uint32_t column = ptx::pinned(table + 4 * stage.lane), end = to + kKSteps * kKStepBytes;
   const auto lookup = [column](uint32_t x) { return ptx::load_shared(dot4(x, 0x80000000u, column)); };
 #pragma unroll 1
-  for (int pair = 0; pair < kKSteps / 2; pair++) {
-    const uint4 s = stage.signs(pair);
+  for (uint32_t patched = stage.header.patched_ksteps(); to != end; patched >>= 2) {
+    const uint4 s = ptx::load_shared_quad(signs);
 #pragma unroll
     for (int odd = 0; odd < 2; odd++) {
-      const int k = 2 * pair + odd;
       uint32_t entries[kRegisters], registers[kRegisters];
       words.decode(streams.of[odd], lookup, entries);
       merge_entries(entries, odd ? s.z : s.x, odd ? s.w : s.y, registers);
-      if (patched >> k & 1) patches.apply(stage.lane, registers, [](uint32_t patch) { return patch; });
-      ptx::store_matrices(to + kKStepBytes * k, registers);
+      if (patched & (1 << odd)) patches.apply(stage.lane, registers, [](uint32_t patch) { return patch; });
+      ptx::store_matrices(to + kKStepBytes * odd, registers);
     }
+    signs += kSignsStep;
+    to += 2 * kKStepBytes;
   }
   return patches.fit();
 }

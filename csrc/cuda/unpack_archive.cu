@@ -2,8 +2,8 @@
 // up meanwhile. Then all of them set the pairs that have patches.
 //
 // expects: UBLKCP
-// hot loop: unweight_unpack_archive 8
-// budget: unweight_unpack_archive 15.0
+// hot loop: unweight_unpack_archive 8 VOTE
+// budget: unweight_unpack_archive 14.0
 #include "archive.cuh"
 
 namespace unweight::cuda {
@@ -58,7 +58,8 @@ static __device__ void apply_patches(const Matrix& m, const Chunk& c, uint16_t* 
 extern "C" __global__ void __launch_bounds__(kArchiveThreads)
     unweight_unpack_archive(const __grid_constant__ UnpackArgument a) {
   extern __shared__ __align__(128) uint8_t memory[];
-  const uint32_t shared = ptx::shared_address(memory), warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const uint32_t shared = ptx::pinned(ptx::shared_address(memory)), warp = threadIdx.x / kLanes,
+                 lane = threadIdx.x % kLanes;
   const uint32_t chunks = static_cast<uint32_t>((a.rows + a.packed.chunk_rows - 1) / a.packed.chunk_rows);
   const uint32_t matrix = blockIdx.x / chunks, chunk_in_rows = blockIdx.x % chunks;
   Matrix m;

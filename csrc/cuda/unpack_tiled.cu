@@ -9,8 +9,8 @@
 // hot loop: unweight_unpack_huffman 16
 // hot loop: unweight_unpack_nibble 16
 // hot loop: unweight_unpack_raw 64
-// budget: unweight_unpack_huffman 7.0
-// budget: unweight_unpack_nibble 4.25
+// budget: unweight_unpack_huffman 5.75
+// budget: unweight_unpack_nibble 4.0
 // budget: unweight_unpack_raw 4.5
 #include "checksum.cuh"
 #include "code_table.cuh"

@@ -11,23 +11,24 @@ UNWEIGHT_HD constexpr uint32_t make_code_entry(uint32_t pair, uint32_t length) {
 }
 
 struct BitStream {
-  uint32_t w0, w1;    // the current word and the one after it
-  uint32_t position;  // bits taken; bits 0…4 index into w0, bit 5 toggles when w0 is used up
+  uint32_t w0, w1;  // the current word and the one after it
+  // Bits taken: bits 0…4 index into w0, bit 5 toggles when w0 is used up, bits from 7 on are the entries' and nothing
+  // looks at them.
+  uint32_t position;
 };
 
-// `lookup(x)` gives the entry of the code that x starts with. Returns true when the stream needs its next word: the
+// `lookup(x)` gives the entry of the code that x starts with. Returns 0 unless the stream needs its next word: the
 // caller then calls `refill`. Four codes of at most 8 bits never pass more than one word.
 template <class Lookup>
-UNWEIGHT_HD bool decode_four_codes(BitStream& stream, Lookup lookup, uint32_t (&entries)[4]) {
-  uint32_t x = funnel_left(stream.w1, stream.w0, stream.position), position = stream.position;
+UNWEIGHT_HD uint32_t decode_four_codes(BitStream& stream, Lookup lookup, uint32_t (&entries)[4]) {
+  const uint32_t before = stream.position;
+  uint32_t x = funnel_left(stream.w1, stream.w0, before);
   for (int i = 0; i < 4; i++) {
     entries[i] = lookup(x);
     x = funnel_left(0, x, entries[i]);  // the wrap ignores everything above the length
-    position += entries[i] & kCodeLengthBits;
+    stream.position += entries[i];
   }
-  const bool refill = (position ^ stream.position) & 32;
-  stream.position = position & 63;
-  return refill;
+  return (stream.position ^ before) & 32;
 }
 
 UNWEIGHT_HD void refill(BitStream& stream, uint32_t next_word) {
