@@ -202,6 +202,24 @@ def test_misuse_of_bulk_stores(change, kind):
     assert [report.kind for report in reports] == [kind], reports
 
 
+@pytest.mark.parametrize("write", ["st.volatile.shared.u32 [%r3], %t;", "atom.shared.add.u32 %r4, [%r3], 1;"])
+def test_strong_writes_need_the_proxy_fence_too(write):
+    body = FILL.replace("st.shared.u32 [%r3], %t;", "st.shared.u32 [%r3], %t; fence.proxy.async.shared::cta;" + write)
+    clean(body + BULK_STORE, block=64, shared=256, out=256)
+    unfenced = body.replace("fence.proxy.async.shared::cta; bar.sync", "bar.sync")
+    assert run(unfenced + BULK_STORE, block=64, shared=256, out=256).kinds() == {Kind.PROXY}
+
+
+def test_strong_reads_race_with_plain_writes_only():
+    read = "ld.volatile.shared.u32 %r5, [%r1];"
+    clean(FILL + BULK_STORE.replace("cp.async.bulk.wait", read + "cp.async.bulk.wait"), block=64, shared=256, out=256)
+    both = "setp.lt.u32 %p1, %t, 32; @%p1 bra A; ld.global.u32 %r0, [%x]; bra E; A: {} E:"
+    clean(both.format("ld.volatile.global.u32 %r0, [%x];"), block=64, x=DATA)
+    for one in ("ld.relaxed.gpu.global.u32 %r0, [%x];", "ld.volatile.global.u32 %r0, [%x];"):
+        text = both.replace("ld.global.u32 %r0, [%x]", "st.global.u32 [%x], 1").format(one)
+        assert run(text, block=64, x=DATA).kinds() == {Kind.RACE}
+
+
 def test_a_store_to_read_only_memory():
     assert run(FILL + BULK_STORE, block=64, shared=256, readonly=("out",), out=DATA).kinds() == {Kind.READ_ONLY}
 

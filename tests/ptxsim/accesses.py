@@ -146,8 +146,9 @@ class Accesses:
             return None
         return np.flatnonzero(bad.any(axis=1)), int(where[index][bad][0])
 
-    def unordered_range(self, knowledge: Knowledge, low: int, high: int) -> int | None:
-        """The same for an asynchronous access to bytes [low, high): the instruction of an unordered access."""
+    def unordered_range(self, knowledge: Knowledge, low: int, high: int, fenced: bool = False) -> int | None:
+        """The same for an asynchronous access to bytes [low, high): the instruction of an unordered access; or, with
+        fenced=True, of one that wasn't passed to the async proxy."""
         if not self.any:
             return None
         step = 1 << self._shift
@@ -155,12 +156,13 @@ class Accesses:
         before = self._last[part]
         agents = before & AGENT_MASK
         knowledge.widen(int(agents.max(initial=0)) + 1)
-        bad = before > knowledge.seen[agents]
+        bad = before > (knowledge.fenced if fenced else knowledge.seen)[agents]
         crowded = np.flatnonzero(before < 0)
         if len(crowded):
             crowds = self._crowds[self._row_of[part][crowded], : len(self._agents)]
             knowledge.widen(int(self._agents.max(initial=0)) + 1)
-            bad[crowded] |= (crowds > knowledge.seen[self._agents][None, :]).any(axis=1)
+            known = (knowledge.fenced if fenced else knowledge.seen)[self._agents]
+            bad[crowded] |= (crowds > known[None, :]).any(axis=1)
         return int(self._at[part][bad][0]) if bad.any() else None
 
     def forget(self, index: np.ndarray, size: int) -> None:

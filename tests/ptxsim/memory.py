@@ -138,7 +138,7 @@ class Region:
         coherent: bool = True,
     ) -> np.ndarray:
         """[lanes, count] values. What can't be read is reported and poison. coherent=False: of ld.global.nc."""
-        check = self.shadow and (self.shadow.atomic if strong else self.shadow.read)
+        check = self.shadow and (self.shadow.strong_read if strong else self.shadow.read)
         good, index = self._check(warp, lanes, address, width * count, check, False)
         if self.shadow and not coherent and len(rows := self.shadow.written_now(index, width * count)):
             chosen = lanes if good is None else lanes[good]

@@ -28,6 +28,7 @@ class Shadow:
         self._by_size = {n: self.written.reshape(-1, n) for n in (1, 2, 4, 8, 16)}
         self._reads = Accesses(size)
         self._atomics = Accesses(size)
+        self._strong_reads = Accesses(size)
         # (low, high, agent, instruction, 16-byte granules that were read, or None for all of them)
         self._async_reads: list[tuple[int, int, int, int, np.ndarray | None]] = []
 
@@ -50,6 +51,8 @@ class Shadow:
             self._reads = Accesses(self.size)
         if self._atomics.any:
             self._atomics = Accesses(self.size)
+        if self._strong_reads.any:
+            self._strong_reads = Accesses(self.size)
         self._async_reads = []
 
     # Lanes access [index·size, (index+1)·size). These return False, and do nothing, when a byte lies in a red zone.
@@ -69,6 +72,20 @@ class Shadow:
         self._reads.record(clocks, lanes, index, size, at)
         return True
 
+    def strong_read(
+        self, clocks: ThreadClocks, lanes: np.ndarray, index: np.ndarray, size: int, at: int, conflict: Conflict
+    ) -> bool:
+        """A volatile, relaxed or acquiring load: it doesn't race with strong writes."""
+        stamps = self._by_size[size][index]
+        low = stamps.min()
+        if low == RED_ZONE:
+            return False
+        if low == 0:
+            self._report_unwritten(stamps, conflict)
+        self._against_writes(clocks, lanes, index, size, stamps, conflict, "reads")
+        self._strong_reads.record(clocks, lanes, index, size, at)
+        return True
+
     def write(
         self, clocks: ThreadClocks, lanes: np.ndarray, index: np.ndarray, size: int, at: int, conflict: Conflict
     ) -> bool:
@@ -79,6 +96,7 @@ class Shadow:
         self._against_writes(clocks, lanes, index, size, stamps, conflict, "writes")
         for accesses, detail in (
             (self._reads, "writes what another thread reads, unordered"),
+            (self._strong_reads, "writes what another thread reads, unordered"),
             (self._atomics, "writes what another thread changes atomically, unordered"),
         ):
             if accesses.any:
@@ -97,7 +115,7 @@ class Shadow:
     def atomic(
         self, clocks: ThreadClocks, lanes: np.ndarray, index: np.ndarray, size: int, at: int, conflict: Conflict
     ) -> bool:
-        """An atomic or otherwise strong access: these don't race among themselves."""
+        """An atomic change, or another strong write: these don't race among themselves, nor with strong reads."""
         stamps = self._by_size[size][index]
         if stamps.min() == 0:
             self._report_unwritten(stamps, conflict)
@@ -170,8 +188,7 @@ class Shadow:
         if not stamps.all():
             conflict(Kind.UNINITIALISED_MEMORY, _NO_ROWS, "reads bytes never written", -1)
         self._async_against_writes(agent, knowledge, lambda i: low + i, stamps, conflict, "reads")
-        if (other := self._atomics.unordered_range(knowledge, low, high)) is not None:
-            conflict(Kind.RACE, _NO_ROWS, "reads what a thread changes atomically, unordered", other)
+        self._async_against_atomics(knowledge, low, high, conflict, "reads")
         self._async_reads.append((low, high, agent, at, None))
         return True
 
@@ -187,10 +204,9 @@ class Shadow:
         where = lambda i: 16 * int(granules[i >> 4]) + (i & 15)  # noqa: E731
         self._async_against_writes(agent, knowledge, where, stamps, conflict, "reads")
         low, high = 16 * int(granules[0]), 16 * int(granules[-1]) + 16
-        if self._atomics.unordered_range(knowledge, low, high) is not None:  # maybe between the granules
+        if self._atomics.unordered_range(knowledge, low, high, fenced=True) is not None:  # maybe between the granules
             for granule in granules.tolist():
-                if (other := self._atomics.unordered_range(knowledge, 16 * granule, 16 * granule + 16)) is not None:
-                    conflict(Kind.RACE, _NO_ROWS, "reads what a thread changes atomically, unordered", other)
+                if not self._async_against_atomics(knowledge, 16 * granule, 16 * granule + 16, conflict, "reads"):
                     break
         self._async_reads.append((low, high, agent, at, granules))
         return True
@@ -200,7 +216,9 @@ class Shadow:
         if len(stamps) < high - low or stamps.min(initial=1) < 0:
             return False
         self._async_against_writes(agent, knowledge, lambda i: low + i, stamps, conflict, "writes")
-        for accesses in (self._reads, self._atomics):
+        self._async_against_atomics(knowledge, low, high, conflict, "writes")
+        self._atomics.forget_range(low, high)
+        for accesses in (self._reads, self._strong_reads):
             if (other := accesses.unordered_range(knowledge, low, high)) is not None:
                 conflict(Kind.RACE, _NO_ROWS, "writes what a thread reads, unordered", other)
             accesses.forget_range(low, high)
@@ -223,6 +241,14 @@ class Shadow:
         self._written_at[low >> 2 : -(-high // 4)] = at
         return True
 
+    def _async_against_atomics(self, knowledge: Knowledge, low: int, high: int, conflict: Conflict, does: str) -> bool:
+        """Whether all is well with the strong writes of threads."""
+        if (other := self._atomics.unordered_range(knowledge, low, high)) is not None:
+            conflict(Kind.RACE, _NO_ROWS, f"{does} what a thread changes atomically, unordered", other)
+        elif (other := self._atomics.unordered_range(knowledge, low, high, fenced=True)) is not None:
+            conflict(Kind.PROXY, _NO_ROWS, f"{does} {_UNFENCED}", other)
+        return other is None
+
     def _async_against_writes(self, agent, knowledge, offset_of, stamps, conflict, does) -> None:
         agents = stamps & AGENT_MASK
         knowledge.widen(int(agents.max(initial=0)) + 1)
@@ -236,8 +262,8 @@ class Shadow:
         if unfenced.any():
             byte = int(np.flatnonzero(unfenced)[0])
             other = int(self._written_at[offset_of(byte) >> 2])
-            detail = f"{does} through the async proxy what a thread wrote without fence.proxy.async"
-            conflict(Kind.PROXY, _NO_ROWS, detail, other)
+            conflict(Kind.PROXY, _NO_ROWS, f"{does} {_UNFENCED}", other)
 
 
+_UNFENCED = "through the async proxy what a thread wrote without fence.proxy.async"
 _NO_ROWS = np.zeros(0, np.int64)
