@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -177,3 +178,19 @@ def test_the_hot_path_goes_around_what_is_rare() -> None:
     assert sass.count_pipes(path) == {"LSU": 2, "ALU": 1, "control": 3}
     with pytest.raises(ValueError, match="^k: no loop holds HGMMA"):
         sass.hot_loop(kernel, "HGMMA")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_the_bench_prints_what_the_gates_count(options: list[str], nvcc: Path, tmp_path: Path) -> None:
+    source = tmp_path / "good.cu"
+    source.write_text(LOOP.format(budget="10"))
+    (loop,) = check_cubin.compile_file(nvcc, source).hot_loops()
+    command = [sys.executable, ROOT / "bench" / "sass.py", *options, source]
+    done = subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True)
+    if options:
+        (row,) = json.loads(done.stdout)
+        assert (row["kernel"], row["total"], row["budget"]) == ("unweight_seeded", loop.per_weight, 10)
+        assert sum(row["pipes"].values()) == pytest.approx(loop.per_weight)
+    else:
+        *_, line = done.stdout.splitlines()
+        assert line.startswith("| unweight_seeded |") and line.endswith(f"| {loop.per_weight:.2f} | 10.00 |")
