@@ -69,6 +69,20 @@ def test_a_wrong_layout_is_told() -> None:
             Loaded(packed, 256, layout=layout_number(known)).unpack()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+def test_no_conflicts_and_no_byte_twice(layout: str) -> None:
+    packed = pack(weight("any bits" if layout == "raw" else "few outsiders", 64, 512), layout)
+    loaded = Loaded(packed, 512, layout=layout_number(layout))
+    loaded.unpack()
+    counters = loaded.device.machine.counters
+    conflicts = {line: traffic for line, traffic in counters.shared.items() if traffic.wavefronts > traffic.least}
+    assert counters.shared and not conflicts
+    used, data = (int(packed.numpy().reshape(-1)[at : at + 8].view("<u8")[0]) for at in (40, 64))
+    assert counters.bulk_loaded == used - data
+    (stores,) = (traffic for traffic in counters.stores.values() if traffic.used > 1024)
+    assert stores.used == 32 * stores.sectors == 2 * 64 * 512
+
+
 def warp_patches(packed: Tensor, stage: int) -> list[int]:
     return [int(header) >> 24 for header in stages_of(packed.numpy())[stage][:16].view("<u4")]
 

@@ -16,6 +16,7 @@ from .program import Kernel, Module
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "ptx"
+CSRC = Path(os.environ.get("UNWEIGHT_CSRC", ROOT / "csrc"))  # tests/kernel_mutations.py names a broken copy
 
 sys.path.insert(0, str(ROOT / "tools"))
 import cuda_toolkit  # noqa: E402
@@ -63,7 +64,7 @@ def load_module(source: Path, flags: tuple[str, ...] = (), headers: Path | None 
 
 
 @functools.cache
-def find_kernel(name: str, csrc: Path = ROOT / "csrc") -> Kernel:
+def find_kernel(name: str, csrc: Path = CSRC) -> Kernel:
     """A kernel of csrc/cuda/*.cu by its name; the sources are looked at once a process. Raises CompileError when there
     is none."""
     sources = sorted((csrc / "cuda").glob("*.cu"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .compiler import ROOT, find_kernel
+from .compiler import CSRC, find_kernel
 from .launch import DEFAULT_STEP_BUDGET, Machine
 from .memory import Region
 
@@ -26,7 +26,7 @@ class SimulatedDevice:
         multiprocessors: int = 2,
         seed: int = 0,
         step_budget: int = DEFAULT_STEP_BUDGET,
-        csrc: Path = ROOT / "csrc",
+        csrc: Path = CSRC,
     ):
         self.machine = Machine(multiprocessors, seed, step_budget)
         self._csrc = csrc
