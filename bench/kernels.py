@@ -16,6 +16,10 @@ import sys
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
@@ -131,7 +135,7 @@ def places(row: dict, most: int) -> str:
     return "\n".join(lines)
 
 
-def plot(rows: list[dict], file: Path) -> None:
+def picture(rows: list[dict]) -> Figure:
     """For each kernel the time that each part takes, against that of an H200's memory: what is right of a GPU's line
     keeps the kernel from the speed of its memory."""
     from matplotlib.figure import Figure
@@ -145,7 +149,7 @@ def plot(rows: list[dict], file: Path) -> None:
     resources = ("shared memory", "issue", *PIPES)
     for resource, marker in zip(resources, "s|ovx^D", strict=True):
         clocks = [row["bounds"]["H200"]["clocks_per_weight"] for row in rows]
-        there = [(c[resource] / c["HBM"], name) for c, name in zip(clocks, names, strict=True) if c[resource] > 0]
+        there = [(c[resource] / c["HBM"], line) for line, c in enumerate(clocks) if c[resource] > 0]
         if there:
             axes.plot(*zip(*there, strict=True), marker, markersize=7, alpha=0.8, label=resource)
     axes.set(xlabel="time, that of an H200's memory is 1", title="What bounds each kernel (predicted)", xscale="log")
@@ -153,7 +157,7 @@ def plot(rows: list[dict], file: Path) -> None:
     axes.invert_yaxis()
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     axes.grid(alpha=0.3)
-    figure.savefig(file, dpi=130)
+    return figure
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -173,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return MISSING_TOOL
     if options.plot:
-        plot(rows, options.plot)
+        picture(rows).savefig(options.plot, dpi=130)
     if options.json:
         command = " ".join(["python", *sys.argv])
         print(json.dumps({"predicted": True, "machine": machine(), "command": command, "rows": rows}, indent=2))

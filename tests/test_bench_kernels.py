@@ -149,7 +149,7 @@ def test_a_missing_tool_is_said(
     assert capsys.readouterr().err.startswith(f"error: {says}")
 
 
-def test_the_table_and_the_picture(tmp_path: Path) -> None:
+def test_the_table() -> None:
     cost = simulated.Cost(1.5, 2.0, 3.6, 0.05, 0.04, 8.0, {A: 2.0, C: 1.0})
     located = [(A, "ALU"), (C, "FMA-heavy"), (C, "LSU"), (C, "control")]
     row = kernels.row_of("unpack nibble", "unweight_unpack_nibble", cost, located)
@@ -157,8 +157,20 @@ def test_the_table_and_the_picture(tmp_path: Path) -> None:
     assert len({line.count("|") for line in lines}) == 1
     counts = "3.50 | 3.60 | 3.20 | 0.64 | 8.00 | 2.00 | 1.00 | 1.00 | 0.00 | 5.00"
     assert lines[2] == f"| unpack nibble | unpack_nibble | {counts} | 1919 | HBM | 2740 | HBM |"
-    kernels.plot([row], tmp_path / "kernels.png")
-    assert (tmp_path / "kernels.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_each_part_at_its_kernels_line() -> None:
+    """Also of kernels that don't use what the ones before them do."""
+    costs = {"a": simulated.Cost(1.0, places={A: 1.0}), "b": simulated.Cost(1.0, places={C: 2.0})}
+    located = {"a": [(A, "ALU")], "b": [(C, "ALU"), (C, "XU")]}
+    rows = [kernels.row_of("case", name, cost, located[name]) for name, cost in costs.items()]
+    (axes,) = kernels.picture(rows).axes
+    marks = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    hbm = 1 / H200.hbm_bytes
+    assert marks["ALU"] == [[pytest.approx(1 / 64 / hbm), 0], [pytest.approx(2 / 64 / hbm), 1]]
+    assert marks["XU"] == [[pytest.approx(2 / 16 / hbm), 1]]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["case: a", "case: b"]
+    assert axes.yaxis_inverted() and marks["HBM of an H100"][0][0] == pytest.approx(20.7 / 14.5)
 
 
 @pytest.mark.parametrize("case", ["unpack nibble", "embedding raw", "transcode huffman-nibble"])
@@ -184,13 +196,20 @@ def test_counts_are_those_of_the_format(case: str) -> None:
         assert 2 < rows["unweight_count_pairs"]["demand"]["hbm_bytes"] < 2.1  # BF16 once
 
 
-def test_the_command_prints_json() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "bench" / "kernels.py", "--json", "unpack raw"], capture_output=True, text=True
-    )
+def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        ROOT / "bench" / "kernels.py",
+        "--json",
+        "--plot",
+        tmp_path / "kernels.png",
+        "unpack raw",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
-    assert printed["predicted"] is True and printed["command"].endswith("kernels.py --json unpack raw")
+    assert printed["predicted"] is True and printed["command"].endswith(" unpack raw")
+    assert (tmp_path / "kernels.png").read_bytes().startswith(b"\x89PNG")
     (row,) = [row for row in printed["rows"] if row["kernel"] == "unweight_unpack_raw"]
     assert Demand(**row["demand"]).hbm_bytes == pytest.approx(4, rel=0.02)
 
