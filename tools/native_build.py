@@ -240,8 +240,11 @@ def write_kernel_list(directory: Path) -> None:
         file.write_text(text)
 
 
-def build_extension(output: Path) -> None:
-    """Compiles everything into `output` (…/_C.abi3.so); the CUDA kernels where there is nvcc (see `usable_nvcc`)."""
+def build_extension(output: Path, gpu: Path | None = None) -> None:
+    """Compiles everything into `output` (…/_C.abi3.so); the CUDA kernels where there is nvcc (see `usable_nvcc`).
+
+    `gpu`: a file of the tests that stands for the GPU instead, in place of what knows the CUDA runtime.
+    """
     if sys.platform != "linux":
         raise BuildError(f"unweight-ext builds on Linux; this is {sys.platform}")
     python_include = Path(sysconfig.get_path("include"))
@@ -266,9 +269,15 @@ def build_extension(output: Path) -> None:
         write_kernel_list(graph.directory)
         headers.append(graph.directory)
         cuda_objects = graph.compile_cuda(nvcc, cxx, cuda_sources())
-    sources.remove(ROOT / "csrc" / "torch" / ("cuda_absent.cpp" if nvcc else "cuda_device.cpp"))
+    glue = ROOT / "csrc" / "torch"
+    sources.remove(glue / ("cuda_absent.cpp" if nvcc else "cuda_device.cpp"))
+    if gpu:
+        sources -= {glue / f"cuda_{name}.cpp" for name in ("absent", "device", "place")}
+        sources.add(gpu)
+        cuda_objects = []
     torch_flags = [*TORCH_FLAGS, *(word for header in headers for word in ("-isystem", str(header)))]
-    objects = graph.compile(list(sources), {ROOT / "csrc": torch_flags, ROOT / "csrc" / "torch": torch_flags})
+    folders = [ROOT / "csrc", glue, *([gpu.parent] if gpu else [])]
+    objects = graph.compile(list(sources), dict.fromkeys(folders, torch_flags))
     graph.link(output.name, [*objects, *cuda_objects], ["-shared", "-Wl,-O1", *libraries])
     graph.run()
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -43,17 +43,6 @@ void check_cpu(const char* name, const Tensor& tensor) {
   if (!tensor.is_cpu()) fail(name, ": is not on the CPU, expected it there as the other arguments are");
 }
 
-void check_cuda(const char* name, const Tensor& tensor) {
-  if (!tensor.is_cuda()) fail(name, ": is not on a CUDA device, expected it there as the other arguments are");
-}
-
-void check_same_device(const char* name, const Tensor& tensor, const Tensor& packed_w) {
-  check_cuda(name, tensor);
-  if (tensor.get_device_index() != packed_w.get_device_index())
-    fail(name, ": on cuda:", tensor.get_device_index(), ", expected cuda:", packed_w.get_device_index(),
-         ", the device of packed_w");
-}
-
 void check_dtype(const char* name, const Tensor& tensor, ScalarType expected) {
   if (tensor.scalar_type() != expected)
     fail(name, ": dtype ", dtype_name(tensor.scalar_type()), ", expected ", dtype_name(expected));

@@ -7,7 +7,7 @@ namespace {
 
 // Bulk copies move 16 bytes at a time. torch's own tensors start at multiples of 512, views into files may not.
 Tensor aligned(const Tensor& packed_w) {
-  const bool fits = address_of(packed_w) % 16 == 0;
+  const bool fits = reinterpret_cast<uintptr_t>(packed_w.const_data_ptr()) % 16 == 0;
   return fits ? packed_w : torch::stable::clone(packed_w);
 }
 

@@ -5,9 +5,8 @@
 
 namespace unweight {
 
-inline DeviceAddress address_of(const Tensor& tensor) {
-  return reinterpret_cast<DeviceAddress>(tensor.const_data_ptr());
-}
+// Of a tensor's first element, as kernels get it; while there is a Device.
+DeviceAddress address_of(const Tensor& tensor);
 
 // A packed tensor on a GPU, checked, where kernels can read it: itself, or a copy where it is misaligned.
 struct CudaPacked {
