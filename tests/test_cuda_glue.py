@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +17,7 @@ from native_build import ROOT
 @pytest.fixture(scope="module")
 def library() -> Path:
     file = ROOT / "build" / "simulated" / "simulated_gpu.so"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        native_build.build_extension(file, gpu=ROOT / "tests" / "_simulated" / "device.cpp")
+    native_build.build_extension(file, gpu=ROOT / "tests" / "_simulated" / "device.cpp")
     return file
 
 

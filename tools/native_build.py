@@ -8,6 +8,7 @@ libraries.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.util
 import os
 import platform
@@ -234,7 +235,6 @@ def write_kernel_list(directory: Path) -> None:
     """cuda_kernels.inc, which csrc/torch/cuda_kernels.h includes."""
     names = [name for source in cuda_sources() for name in kernel_names(source)]
     text = "".join(f"UNWEIGHT_KERNEL({name})\n" for name in names)
-    directory.mkdir(parents=True, exist_ok=True)
     file = directory / "cuda_kernels.inc"
     if not file.is_file() or file.read_text() != text:
         file.write_text(text)
@@ -252,8 +252,16 @@ def build_extension(output: Path, gpu: Path | None = None) -> None:
         raise BuildError(
             f"Python.h isn't in {python_include}: install python3-dev (Debian, Ubuntu) or python3-devel (Fedora)"
         )
+    directory = ROOT / "build" / f"native-{platform.machine()}"
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "lock", "w") as lock:  # tests build here too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _build_extension(directory, python_include, output, gpu)
+
+
+def _build_extension(directory: Path, python_include: Path, output: Path, gpu: Path | None) -> None:
     torch, cxx, nvcc = require_torch(), find_cxx(), usable_nvcc()
-    graph = Graph(ROOT / "build" / f"native-{platform.machine()}", cxx, OPTIMISED)
+    graph = Graph(directory, cxx, OPTIMISED)
     headers = [torch.root / "include", python_include]
     libraries = ["-Wl,--as-needed", f"-L{torch.root / 'lib'}", "-ltorch_cpu"]
     sources = {*torch_free_sources(), *ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/torch/*.cpp"), *cuda_host_sources()}
