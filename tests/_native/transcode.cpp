@@ -38,11 +38,25 @@ std::vector<std::tuple<uint32_t, uint32_t, uint64_t, uint64_t>> cut_bands(uint32
   return bands;
 }
 
+// Counts at [first + 256 * second] of the pairs in [rows, in_features] weights on the device.
+std::vector<uint64_t> count_pairs(py::object object, DeviceAddress weights, uint64_t rows, uint64_t in_features,
+                                  bool complete_halves) {
+  PythonDevice device(std::move(object));
+  std::vector<uint64_t> counts(65536);
+  const DeviceAddress on_device = device.allocate(8 * counts.size(), "counts");
+  device.clear(on_device, 8 * counts.size());
+  const cuda::CountArgument argument{weights, rows, in_features, on_device, complete_halves};
+  device.launch(cuda::plan_count(argument, device.multiprocessors()));
+  device.download(counts.data(), on_device, 8 * counts.size());
+  return counts;
+}
+
 }  // namespace
 
 void bind_transcode(py::module_& m) {
   m.def("transcode", &transcode);
   m.def("cut_bands", &cut_bands);
+  m.def("count_pairs", &count_pairs);
 }
 
 }  // namespace unweight

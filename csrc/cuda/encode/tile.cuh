@@ -56,8 +56,7 @@ __device__ __forceinline__ WarpRows warp_rows(const Band& band, const BandMatrix
   const uint64_t column = uint64_t{stage} * kStageColumns;
   const uint64_t rows = row < band.row_count ? band.row_count - row : 0;
   const uint64_t columns = band.in_features - column;
-  // A warp without rows loads nothing, and has no pointer past the band.
-  return {matrix.rows + (rows ? row * band.in_features + column : 0), band.in_features,
+  return {matrix.rows + row * band.in_features + column, band.in_features,
           static_cast<int>(rows < kWarpRows ? rows : kWarpRows),
           static_cast<int>(columns < kStageColumns ? columns : kStageColumns)};
 }
