@@ -5,7 +5,8 @@
 For each weight: bytes of memory, wavefronts of shared memory and PTX instructions, counted by the tests' interpreter
 on small packed matrices (bench/simulated.py); SASS instructions by pipe, estimated from those (bench/sass_places.py).
 From them and the rates of bench/model.py come the bound, in BF16 GB/s that the whole GPU can't pass, and what it is
-that limits. The bound assumes enough warps to hide all latency. Ends with 3 where a tool is missing.
+that limits. The bound assumes that all latency is hidden: "warps" are those that an SM holds, "a warp" is how many
+instructions each must issue a clock to get there. Ends with 3 where a tool is missing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cuda_toolkit import ToolkitError  # noqa: E402
 
 from bench import sass_places, simulated  # noqa: E402
 from bench.machine import machine  # noqa: E402
-from bench.model import GPUS, PIPES, Bound, Demand, bound  # noqa: E402
+from bench.model import GPUS, PIPES, Bound, Demand, bound, resident_warps  # noqa: E402
 from bench.simulated import Cost  # noqa: E402
 
 MISSING_TOOL = 3
@@ -49,20 +50,24 @@ def require_tools() -> None:
         raise ToolkitError("pybind11 isn't installed: pip install pybind11")
 
 
-def located_of(kernels: set[str]) -> dict[str, list]:
-    """Kernel -> places and pipes of its SASS instructions. Raises ToolkitError."""
+def compiled_kernels(kernels: set[str]) -> tuple[dict[str, list], dict[str, int]]:
+    """Kernel -> places and pipes of its SASS instructions; kernel -> registers. Raises ToolkitError."""
     found: dict[str, list] = {}
+    registers: dict[str, int] = {}
     # Files that spell a name that is wanted first: the others may make it by a macro.
     spelled = {source: sum(name in source.read_text() for name in kernels) for source in native_build.cuda_sources()}
     for source in sorted(spelled, key=spelled.__getitem__, reverse=True):
         if kernels <= set(found):
             break
-        found.update(sass_places.located(sass_places.disassemble(source)))
-    return found
+        compiled = sass_places.compile_file(source)
+        found.update(sass_places.located(compiled.text))
+        registers.update(compiled.registers)
+    return found, registers
 
 
-def row_of(case: str, kernel: str, cost: Cost, located: list) -> dict:
+def row_of(case: str, kernel: str, cost: Cost, located: list, registers: int) -> dict:
     """One row of the table, for JSON. `located`: the kernel's instructions, as sass_places has them."""
+    warps = resident_warps(cost.threads, registers, cost.shared_bytes)
     estimate = sass_places.estimate(located, cost.places)
     demand = Demand(cost.bytes_read + cost.bytes_written, cost.wavefronts, estimate.operations)
     bounds = {name: bound(demand, gpu) for name, gpu in GPUS.items()}
@@ -74,7 +79,11 @@ def row_of(case: str, kernel: str, cost: Cost, located: list) -> dict:
         "ptx_instructions": cost.instructions,
         "sass_without_place": estimate.unmatched,
         "conflicts_per_64_weights": 64 * (cost.wavefronts - cost.conflict_free),
-        "bounds": {name: bound_row(one) for name, one in bounds.items()},
+        "warps": warps,
+        "bounds": {
+            name: {**bound_row(one), "instructions_per_warp": one.instructions_per_warp(estimate.operations, warps)}
+            for name, one in bounds.items()
+        },
         "places": [
             {"place": " < ".join(f"{file}:{line}" for file, line in place), "sass_instructions": count}
             for place, count in sass_places.most_of(located, cost.places)
@@ -98,15 +107,15 @@ def rows_of(cases: list[str]) -> list[dict]:
         measured = simulated.measure(case)
         least = LEAST_SHARE * sum(cost.instructions for cost in measured.values())
         costs.update({(case, kernel): cost for kernel, cost in measured.items() if cost.instructions > least})
-    located = located_of({kernel for _, kernel in costs})
-    return [row_of(case, kernel, cost, located[kernel]) for (case, kernel), cost in costs.items()]
+    located, registers = compiled_kernels({kernel for _, kernel in costs})
+    return [row_of(case, kernel, cost, located[kernel], registers[kernel]) for (case, kernel), cost in costs.items()]
 
 
 SHOWN_PIPES = ("ALU", "FMA-heavy", "LSU", "XU")
 HEAD = (
     *("case", "kernel", "HBM B", "L2 B", "shared wavefronts /64", "conflicts /64", "PTX"),
     *(*SHOWN_PIPES, "SASS in all"),
-    *(text for name in GPUS for text in (f"{name} GB/s", "limiter")),
+    *("warps", *(text for name in GPUS for text in (f"{name} GB/s", "limiter", "a warp"))),
 )
 
 
@@ -118,8 +127,9 @@ def cells(row: dict) -> list[str]:
     line += [f"{row['l2_bytes']:.2f}"]
     line += [f"{64 * demand['shared_wavefronts']:.2f}", f"{row['conflicts_per_64_weights']:.2f}"]
     line += [f"{row['ptx_instructions']:.2f}", *sass]
+    line += [str(row["warps"])]
     for one in row["bounds"].values():
-        line += [f"{one['bf16_gb_per_second']:.0f}", one["limiter"]]
+        line += [f"{one['bf16_gb_per_second']:.0f}", one["limiter"], f"{one['instructions_per_warp']:.2f}"]
     return line
 
 
@@ -177,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return MISSING_TOOL
     if options.plot:
-        picture(rows).savefig(options.plot, dpi=130)
+        picture(rows).savefig(options.plot, dpi=100)
     if options.json:
         command = " ".join(["python", *sys.argv])
         print(json.dumps({"predicted": True, "machine": machine(), "command": command, "rows": rows}, indent=2))

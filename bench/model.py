@@ -87,6 +87,10 @@ class Bound:
         """The least time for so many weights, without launch, ramp-up and tail."""
         return weights * self.clocks_per_weight / (self.gpu.multiprocessors * self.gpu.clock_ghz * 1e3)
 
+    def instructions_per_warp(self, operations: Mapping[str, float], warps: int) -> float:
+        """A clock, so that `warps` of an SM reach the bound. One whose instructions wait for each other has ~0.2."""
+        return sum(operations.values()) / LANES * self.weights_per_clock / warps
+
 
 def bound(demand: Demand, gpu: Gpu) -> Bound:
     """The roofline of `demand` on `gpu`. Raises ValueError for a demand that isn't positive."""
@@ -99,6 +103,20 @@ def bound(demand: Demand, gpu: Gpu) -> Bound:
     }
     clocks.update({pipe: demand.operations.get(pipe, 0.0) / rate for pipe, rate in PIPES.items()})
     return Bound(clocks, gpu)
+
+
+# What an SM holds. Registers go to warps in pieces of 256; each CTA takes 1 KB of shared memory more than it asks for.
+LANES, WARPS, CTAS = 32, 64, 32
+REGISTERS, REGISTER_PIECE = 1 << 16, 256
+SHARED_BYTES, SHARED_OF_CTA = 228 << 10, 1 << 10
+
+
+def resident_warps(threads: int, registers: int, shared_bytes: int) -> int:
+    """Of an SM, all its CTAs together; 0 where not even one fits."""
+    warps = -(-threads // LANES)
+    of_warp = -(-registers * LANES // REGISTER_PIECE) * REGISTER_PIECE
+    ctas = min(CTAS, WARPS // warps, REGISTERS // (of_warp * warps), SHARED_BYTES // (shared_bytes + SHARED_OF_CTA))
+    return ctas * warps
 
 
 def budget(hbm_bytes: float, gpu: Gpu) -> dict[str, float]:

@@ -24,6 +24,14 @@ Place = tuple[tuple[str, int], ...]  # (file name, line), innermost first
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """A .cu file."""
+
+    text: str  # of `nvdisasm -c -gi`
+    registers: dict[str, int]  # of a thread, by kernel
+
+
+@dataclass(frozen=True)
 class Estimate:
     operations: dict[str, float]  # instructions by pipe, as often as the places ran
     unmatched: float  # the share of the kernel's instructions whose place no PTX instruction has
@@ -52,8 +60,8 @@ def places_in(text: str) -> dict[str, list[Place]]:
     return found
 
 
-def disassemble(source: Path) -> str:
-    """`nvdisasm -c -gi` of a .cu file compiled for Hopper. Raises ToolkitError without nvcc or nvdisasm."""
+def compile_file(source: Path) -> Compiled:
+    """For Hopper. Raises ToolkitError without nvcc or nvdisasm."""
     nvcc, nvdisasm = cuda_toolkit.find_nvcc(), cuda_toolkit.find_program("nvdisasm")
     if nvcc is None:
         raise cuda_toolkit.ToolkitError(f"{cuda_toolkit.NVCC_NOT_FOUND}: {cuda_toolkit.INSTALL_HINT}")
@@ -61,16 +69,17 @@ def disassemble(source: Path) -> str:
         raise cuda_toolkit.ToolkitError("nvdisasm is neither in site-packages nor on the path")
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernels.cubin"
-        flags = ["-cubin", *cuda_toolkit.COMPILE_FLAGS, *cuda_toolkit.CUBIN_FLAGS]
-        _output_of(nvcc.path, *flags, source, "-o", cubin)
-        return _output_of(nvdisasm, "-c", "-gi", cubin)
+        flags = ["-cubin", "-Xptxas", "-v", *cuda_toolkit.COMPILE_FLAGS, *cuda_toolkit.CUBIN_FLAGS]
+        messages = _output_of(nvcc.path, *flags, source, "-o", cubin)
+        found = re.findall(r"Function properties for (\S+)\n.*?\n.*?Used (\d+) registers", messages)
+        return Compiled(_output_of(nvdisasm, "-c", "-gi", cubin), {name: int(count) for name, count in found})
 
 
 def _output_of(*command: object) -> str:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     if done.returncode:
         raise cuda_toolkit.ToolkitError(f"{command[0]} ended with status {done.returncode}: {done.stderr}{done.stdout}")
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def located(text: str) -> dict[str, list[tuple[Place, str]]]:

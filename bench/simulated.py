@@ -16,8 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
+from ptxsim.compiler import find_kernel  # noqa: E402
 from ptxsim.counters import Counters  # noqa: E402
 from ptxsim.device import SimulatedDevice  # noqa: E402
+from ptxsim.memory import SharedLayout  # noqa: E402
 
 from bench.gpu.timing import weights_like_trained  # noqa: E402
 from bench.sass_places import Place, place_of  # noqa: E402
@@ -73,21 +75,24 @@ class Cost:
     conflict_free: float = 0  # wavefronts if no lanes met in a bank
     instructions: float = 0  # of PTX, a lane's: 32 for each that a warp issues, whatever its lanes do
     places: dict[Place, float] = field(default_factory=dict)  # lanes' runs of each PTX instruction there, on average
+    threads: int = 0  # of a CTA
+    shared_bytes: int = 0  # of a CTA
 
     def per_weight(self, smaller: Cost, weights: int) -> Cost:
         """Of each of the `weights` that this one handles and `smaller` doesn't."""
         numbers = ((getattr(self, name) - getattr(smaller, name)) / weights for name in NUMBERS)
         places = {place: (runs - smaller.places.get(place, 0.0)) / weights for place, runs in self.places.items()}
-        return Cost(*numbers, places)
+        return Cost(*numbers, places, self.threads, self.shared_bytes)
 
     def __add__(self, other: Cost) -> Cost:
         numbers = (getattr(self, name) + getattr(other, name) for name in NUMBERS)
         places = Counter(self.places)
         places.update(other.places)
-        return Cost(*numbers, dict(places))
+        most = max(self.threads, other.threads), max(self.shared_bytes, other.shared_bytes)
+        return Cost(*numbers, dict(places), *most)
 
 
-NUMBERS = tuple(f.name for f in fields(Cost) if f.name != "places")
+NUMBERS = tuple(f.name for f in fields(Cost) if f.type == "float")
 
 
 class CountingDevice(SimulatedDevice):
@@ -98,10 +103,12 @@ class CountingDevice(SimulatedDevice):
         self.machine.counters = PlaceCounters()
         self.costs: dict[str, Cost] = {}
 
-    def launch(self, kernel: str, *arguments: object) -> None:
+    def launch(self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes) -> None:
         counters = self.machine.counters
         counters.clear()
-        super().launch(kernel, *arguments)
+        super().launch(kernel, grid, block, shared_bytes, argument)
+        # Not the driver's figure alone: arrays of the kernel count as well.
+        layout = SharedLayout(find_kernel(kernel), shared_bytes)
         cost = Cost(
             SECTOR * len(counters.sectors_read) + counters.bulk_loaded,
             SECTOR * len(counters.sectors_written) + counters.bulk_stored,
@@ -110,6 +117,8 @@ class CountingDevice(SimulatedDevice):
             counters.least_wavefronts,
             32 * counters.warp_instructions,
             {place: 32 * runs / counters.instructions[place] for place, runs in counters.runs.items()},
+            block,
+            layout.used_bytes,
         )
         self.costs[kernel] = self.costs.get(kernel, Cost()) + cost
 

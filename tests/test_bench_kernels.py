@@ -64,6 +64,30 @@ def test_a_bound_in_other_units() -> None:
     assert bound(busy, H200).share_of_hbm == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize(
+    ("threads", "registers", "shared_bytes", "warps"),
+    [
+        (160, 64, 0, 30),  # registers: 2048 a warp, so six CTAs of five
+        (160, 64, 70000, 15),  # shared memory: three CTAs
+        (160, 64, 113 << 10, 10),
+        (160, 64, 227 << 10, 5),
+        (160, 64, 228 << 10, 0),
+        (1024, 32, 0, 64),
+        (1024, 65, 0, 0),
+        (32, 16, 0, 32),  # no more CTAs than that
+        (64, 33, 0, 50),  # pieces of 256 registers: 40 a thread
+    ],
+)
+def test_warps_that_an_sm_holds(threads: int, registers: int, shared_bytes: int, warps: int) -> None:
+    assert model.resident_warps(threads, registers, shared_bytes) == warps
+
+
+def test_what_each_warp_must_issue() -> None:
+    """At the full issue rate: four instructions a clock, over so many warps."""
+    operations = {"control": 320.0}
+    assert bound(Demand(1.0, operations=operations), H100).instructions_per_warp(operations, 16) == pytest.approx(0.25)
+
+
 def test_a_kernel_that_reads_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="hbm_bytes: 0, expected more than 0"):
         bound(Demand(0), H100)
@@ -88,9 +112,9 @@ A, B, C = (("a.cuh", 3), ("k.cu", 9)), (("a.cuh", 3), ("k.cu", 12)), (("k.cu", 1
 
 
 def test_a_further_weight_costs_the_difference() -> None:
-    small = simulated.Cost(100, 60, 200, 30, 20, 1000, {A: 100})
-    large = simulated.Cost(300, 260, 700, 130, 70, 9000, {A: 300, B: 50})
-    assert large.per_weight(small, 100) == simulated.Cost(2, 2, 5, 1, 0.5, 80, {A: 2, B: 0.5})
+    small = simulated.Cost(100, 60, 200, 30, 20, 1000, {A: 100}, 160, 4096)
+    large = simulated.Cost(300, 260, 700, 130, 70, 9000, {A: 300, B: 50}, 160, 4096)
+    assert large.per_weight(small, 100) == simulated.Cost(2, 2, 5, 1, 0.5, 80, {A: 2, B: 0.5}, 160, 4096)
     assert (small + large).places == {A: 400, B: 50}
 
 
@@ -129,7 +153,7 @@ def test_instructions_run_as_often_as_their_place() -> None:
 def test_places_are_named_by_what_runs_there() -> None:
     instructions = [(A, "ALU"), (C, "ALU"), (A, "LSU"), (B, "ALU")]
     assert sass_places.most_of(instructions, {A: 2.0, B: 1.0, C: 5.0}, most=2) == [(C, 5.0), (A, 4.0)]
-    row = kernels.row_of("c", "k", simulated.Cost(1, places={A: 2.0, B: 1.0, C: 5.0}), instructions)
+    row = kernels.row_of("c", "k", simulated.Cost(1, places={A: 2.0, B: 1.0, C: 5.0}, threads=32), instructions, 32)
     assert kernels.places(row, 2).splitlines()[1:] == ["    5.00  k.cu:10", "    4.00  a.cuh:3 < k.cu:9"]
 
 
@@ -150,20 +174,23 @@ def test_a_missing_tool_is_said(
 
 
 def test_the_table() -> None:
-    cost = simulated.Cost(1.5, 2.0, 3.6, 0.05, 0.04, 8.0, {A: 2.0, C: 1.0})
+    cost = simulated.Cost(1.5, 2.0, 3.6, 0.05, 0.04, 8.0, {A: 2.0, C: 1.0}, 160, 70000)
     located = [(A, "ALU"), (C, "FMA-heavy"), (C, "LSU"), (C, "control")]
-    row = kernels.row_of("unpack nibble", "unweight_unpack_nibble", cost, located)
+    row = kernels.row_of("unpack nibble", "unweight_unpack_nibble", cost, located, 64)
     lines = kernels.markdown([row]).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     counts = "3.50 | 3.60 | 3.20 | 0.64 | 8.00 | 2.00 | 1.00 | 1.00 | 0.00 | 5.00"
-    assert lines[2] == f"| unpack nibble | unpack_nibble | {counts} | 1919 | HBM | 2740 | HBM |"
+    assert lines[2] == f"| unpack nibble | unpack_nibble | {counts} | 15 | 1919 | HBM | 0.04 | 2740 | HBM | 0.06 |"
 
 
 def test_the_picture_has_each_part_at_its_kernels_line() -> None:
     """Also of kernels that don't use what the ones before them do."""
-    costs = {"a": simulated.Cost(1.0, places={A: 1.0}), "b": simulated.Cost(1.0, places={C: 2.0})}
+    costs = {
+        "a": simulated.Cost(1.0, places={A: 1.0}, threads=32),
+        "b": simulated.Cost(1.0, places={C: 2.0}, threads=32),
+    }
     located = {"a": [(A, "ALU")], "b": [(C, "ALU"), (C, "XU")]}
-    rows = [kernels.row_of("case", name, cost, located[name]) for name, cost in costs.items()]
+    rows = [kernels.row_of("case", name, cost, located[name], 32) for name, cost in costs.items()]
     (axes,) = kernels.picture(rows).axes
     marks = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     hbm = 1 / H200.hbm_bytes
