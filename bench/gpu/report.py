@@ -159,8 +159,8 @@ class Report:
         return [
             "## Predicted and measured",
             "",
-            "Predicted is the bound: the least time, with everything overlapped, without launch and tail. It knows nothing "
-            "of latency, and so nothing of archives: one warp decodes a chunk of 2^20 weights, however few there are.",
+            "Predicted is the bound: the least time, with everything overlapped, without launch and tail. It knows "
+            "nothing of latency, and so nothing of archives: one warp decodes a chunk of 2^20 weights.",
             "",
             *table(("", "kernel", "predicted µs", "measured µs", "× bound", "limiter"), rows),
         ]
