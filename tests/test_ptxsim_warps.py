@@ -146,6 +146,25 @@ def test_lanes_arrive_one_after_the_other():
     assert (result.values("out") == 496).all()
 
 
+def test_lanes_may_meet_at_different_warp_barriers():
+    body = """
+    mov.u32 %r1, dynamic; mad.lo.u32 %r2, %t, 4, %r1; xor.b32 %r3, %t, 16; mad.lo.u32 %r3, %r3, 4, %r1;
+    mov.u32 %r4, -1; setp.lt.u32 %p1, %t, 16; @%p1 bra LOW;
+    st.shared.u32 [%r2], %t;
+    bar.warp.sync %r4;
+    ld.shared.u32 %r0, [%r3];
+    bra END;
+    LOW: st.shared.u32 [%r2], %t; st.shared.u32 [%r2], %t;
+    bar.warp.sync {mask};
+    ld.shared.u32 %r0, [%r3];
+    END: """
+    for text in (body, body.replace("bar.warp.sync %r4", "bar.warp.sync -1")):
+        result = clean(text.format(mask="%r4" if text is body else -1) + STORE, shared=128, out=128)
+        assert (result.values("out") == (LANE ^ 16)).all()
+    result = run(body.format(mask=0xFFFF) + STORE, shared=128, out=128)
+    assert {(report.kind, report.line) for report in result.reports} >= {(Kind.MEMBER_MASK, 4)}
+
+
 def test_a_lane_of_the_mask_that_is_elsewhere():
     body = """
     setp.lt.u32 %p1, %t, 16;

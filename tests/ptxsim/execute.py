@@ -226,9 +226,32 @@ def _meeting_warp(instruction: Instruction, step: Step):
     return control
 
 
+def _is_warp_barrier(instruction: Instruction) -> bool:
+    return instruction.opcode == "bar" and instruction.modifiers[0] == "warp"
+
+
+def _at_other_barriers(warp: Warp, group: Group, members: int, missing: int) -> int:
+    """Lanes may meet at different bar.warp.sync of one mask. If all that miss wait at such: sends them on, and returns
+    them."""
+    found: list[tuple[Group, int]] = []
+    for other in warp.groups:
+        instruction = warp.code.entries[other.pc].instruction
+        if other is not group and other.waiting and _is_warp_barrier(instruction):
+            same = warp.read(instruction.operands[0], other.mask) & np.uint64(0xFFFFFFFF) == members
+            found.append((other, bits_of(same & other.mask) & missing))
+    lanes = sum(bits for _, bits in found)
+    if missing & ~lanes:
+        return 0
+    for other, bits in found:
+        if bits:
+            warp.split(other, bits, other.pc + 1)
+    return lanes
+
+
 def _meeting_members(instruction: Instruction, step: Step, handler: Handler):
     """The lanes that the member mask names execute the instruction together; each set of lanes for itself."""
     operand = instruction.operands[handler.member_mask]
+    is_barrier = _is_warp_barrier(instruction)
 
     def control(warp: Warp, group: Group) -> bool:
         if not _executing(warp, group, instruction.predicate):
@@ -248,14 +271,17 @@ def _meeting_members(instruction: Instruction, step: Step, handler: Handler):
                 strays = np.flatnonzero(mask_of(lanes & ~members))
                 warp.report(Kind.MEMBER_MASK, f"the lane isn't in its member mask {members:#x}", strays)
             missing = members & warp.existing & ~lanes
-            if missing:
+            together = lanes
+            if missing and is_barrier:
+                together |= _at_other_barriers(warp, group, members, missing)
+            if missing & ~together:
                 if not _stranded(warp, group, missing):
                     continue
                 detail = f"of the member mask {members:#x}, {_missing_text(warp, missing & ~group.bits)}"
                 if missing & group.bits:
                     detail += f"; lanes {lanes_text(np.flatnonzero(mask_of(missing & group.bits)))} have another mask"
                 warp.report(Kind.MEMBER_MASK, detail, np.flatnonzero(mask_of(lanes)))
-            step(warp, mask_of(lanes))
+            step(warp, mask_of(together))
             passed |= lanes
         if passed == group.bits:
             group.pc += 1
