@@ -118,7 +118,7 @@ def test_a_header_that_is_damaged_makes_all_rows_nan() -> None:
 def test_a_known_layout_is_one_launch() -> None:
     packed = native.PackedMatrices(256, 1 << 20, 640, 128, layout=layout_number("nibble"))
     plans = native.plan_embedding(packed, 256, True, 10_000, 512, 0, 132)
-    assert [(plan.kernel, plan.grid) for plan in plans] == [("unweight_embedding_tiles", 4 * 132)]
+    assert [(plan.kernel, plan.grid) for plan in plans] == [("unweight_embedding_tiles", 2 * 132)]
     unknown = native.PackedMatrices(256, 1 << 20, 640, 128, layout=ANY)
     kernels = [plan.kernel for plan in native.plan_embedding(unknown, 256, True, 3, 512, 0, 132)]
     assert kernels == ["unweight_embedding_tiles", "unweight_embedding_archive"]

@@ -161,6 +161,55 @@ def test_much_damage(attack, arguments) -> None:
     MORE_EXAMPLES(given(st.tuples(*arguments))(lambda drawn: attack(*drawn)))()
 
 
+def index_of(flat: np.ndarray) -> np.ndarray:
+    begin, end = (int(x) for x in flat[48:64].view("<u8"))
+    return flat[begin:end].view("<u4")
+
+
+@pytest.mark.parametrize("layout", ["huffman", "nibble"])
+def test_a_stage_longer_than_a_slot(layout: str) -> None:
+    """All of its bytes are the tensor's, but there is no room for them."""
+    packed = PACKED[layout].copy()
+    index = index_of(packed.reshape(-1))
+    index[1:3] = index[3] - 2, index[3] - 1
+    seal(packed)
+    with pytest.raises(native.Error, match=r"^packed: the index gives stage 0 a place"):
+        Loaded(torch.from_numpy(packed), COLUMNS[layout]).unpack()
+    check(packed, COLUMNS[layout])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_units_far_outside(layout: str) -> None:
+    packed = PACKED[layout].copy()
+    index_of(packed.reshape(-1))[1] = 0x0FFFFFFF
+    seal(packed)
+    check(packed, COLUMNS[layout])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_end_that_is_cut_off(layout: str) -> None:
+    used = int(PACKED[layout].reshape(-1)[40:48].view("<u8")[0])
+    rows, row_bytes = PACKED[layout].shape
+    missing = -(-(rows * row_bytes - used + 1) // rows)
+    packed = PACKED[layout].reshape(-1)[: rows * (row_bytes - missing)].reshape(rows, -1).copy()
+    with pytest.raises(native.Error, match=r"^packed: header says \d+ bytes are used; there are \d+"):
+        Loaded(torch.from_numpy(packed), COLUMNS[layout]).unpack()
+    check(packed, COLUMNS[layout])
+
+
+@pytest.mark.parametrize("layout", ["huffman", "nibble"])
+def test_sections_outside_their_stage(layout: str) -> None:
+    for section in (0, 2047, 8191):
+        packed = PACKED[layout].copy()
+        flat = packed.reshape(-1)
+        data = int(flat[64:72].view("<u8")[0])
+        flat[data + 4 : data + 8].view("<u4")[0] = warp_header(section, False, False, 0, 0)
+        seal(packed)
+        with pytest.raises(native.Error, match=r"^packed: stage 0, warp 1: its patches are outside the stage"):
+            Loaded(torch.from_numpy(packed), COLUMNS[layout]).unpack()
+        check(packed, COLUMNS[layout])
+
+
 def test_patches_that_go_on_behind_their_end() -> None:
     """Each says that another follows."""
     packed = PACKED["huffman"].copy()

@@ -12,7 +12,7 @@ from samples import LAYOUTS, assert_same_bits, weight
 from torch import Tensor
 
 from unweight_ext import reference, reference_tiles
-from unweight_ext.packed import pack_quietly
+from unweight_ext.packed import info, pack_quietly
 
 # One stage; fewer stages than the ring has slots; tails of rows and of columns; rows of 16, 4 and 2 bytes alignment;
 # several segments.
@@ -103,6 +103,14 @@ def test_as_many_patches_as_a_stage_can_hold(layout: str) -> None:
     assert warp_patches(packed, 0) == [128] * 4
     assert sum(warp_patches(packed, 15)) > 0
     check(packed, 2048)
+
+
+def test_archive_patches() -> None:
+    """Set after everything is decoded, by all warps."""
+    packed = pack(bfloat16(content("half noise", (100, 257), seed=7)), "archive")
+    assert info(packed).patches > 128
+    for seed in range(2):
+        check(packed, 257, seed=seed)
 
 
 def test_raw_stages_among_others() -> None:

@@ -167,7 +167,7 @@ static __device__ __forceinline__ RowFlaw read_row(const Matrix& m, const RowPla
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kEmbeddingThreads, 2)
+extern "C" __global__ void __launch_bounds__(kEmbeddingThreads, kEmbeddingCtas)
     unweight_embedding_tiles(const __grid_constant__ EmbeddingArgument a) {
   extern __shared__ __align__(128) uint8_t memory[];
   const uint32_t shared = ptx::pinned(ptx::shared_address(memory)), warp = threadIdx.x / kLanes,

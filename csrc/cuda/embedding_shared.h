@@ -6,7 +6,7 @@ namespace unweight::cuda {
 
 // A CTA looks up one id at a time; its warps share the row's stages (raw, nibble) or segments (huffman).
 constexpr uint32_t kEmbeddingWarps = 8, kEmbeddingThreads = kLanes * kEmbeddingWarps;
-constexpr uint32_t kEmbeddingCtas = 4;  // of a multiprocessor
+constexpr uint32_t kEmbeddingCtas = 2;  // of a multiprocessor: what its registers hold
 // Of a huffman stage: one warp's patches (as many as a header can say) and words, from the 16-byte step in which they
 // start.
 constexpr uint32_t kSectionBytes = (4 * (255 + kMaxWarpWords) + 31) / 16 * 16;

@@ -1,0 +1,240 @@
+"""Breaks a barrier, a fence, a bound or an index of a kernel, one at a time, and runs the tests that should notice.
+
+    python tests/kernel_mutations.py [NAME …]     all of them: about ten minutes on two cores
+
+Prints a table of the mutation, the test that failed and what it said; exits 1 if one went unnoticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str  # in csrc/cuda
+    old: str  # stands there once
+    new: str
+    tests: tuple[str, ...]  # pytest's arguments: where it is expected to be seen
+
+
+UNPACK_ALL = ("tests/test_cuda_unpack.py",)
+UNPACK = (*UNPACK_ALL, "-k", "stacks or shapes and 648")
+TAILS = (*UNPACK_ALL, "-k", "shapes and 129")
+ARCHIVE = (*UNPACK_ALL, "-k", "(shapes or contents or bands) and archive")
+LOOKUP = ("tests/test_cuda_embedding.py",)
+HOSTILE = ("tests/test_cuda_hostile.py",)
+VERIFY = ("tests/test_cuda_verify.py",)
+
+MUTATIONS = (
+    # Barriers and fences.
+    Mutation("no fence after mbarrier.init", "unpack_tiled.cu", "    ptx::fence_mbarrier_init();\n", "", UNPACK),
+    Mutation("no barrier after the start", "unpack_tiled.cu", "  __syncthreads();\n", "", UNPACK),
+    Mutation("a slot is free when one warp is done", "unpack_tiled.cu", "8 * i, kWarps);", "8 * i, 1);", UNPACK),
+    Mutation("the producer waits for the wrong phase", "unpack_tiled.cu", "ring.phase ^ 1", "ring.phase", UNPACK),
+    Mutation(
+        "the producer doesn't wait", "unpack_tiled.cu", "        wait(ring.empty(), ring.phase ^ 1);\n", "", UNPACK
+    ),
+    Mutation("warps don't wait for a stage", "unpack_tiled.cu", "    wait(ring.full(), ring.phase);\n", "", UNPACK),
+    Mutation(
+        "rows are stored before all lanes have decoded them",
+        "unpack_tiled.cu",
+        "    __syncwarp();  // the stage is read, and the tile is written\n",
+        "",
+        UNPACK,
+    ),
+    Mutation(
+        "a tile is decoded over one that is still stored",
+        "unpack_tiled.cu",
+        "    __syncwarp();  // the tile is read\n",
+        "",
+        UNPACK,
+    ),
+    Mutation(
+        "fewer bytes are expected than come",
+        "unpack_tiled.cu",
+        "arrive_expect(ring.full(), bytes)",
+        "arrive_expect(ring.full(), bytes - 16)",
+        UNPACK,
+    ),
+    Mutation(
+        "a ring of pieces is refilled while it is read",
+        "archive.cuh",
+        "    __syncwarp();  // what was in the rings is read\n",
+        "",
+        ARCHIVE,
+    ),
+    Mutation(
+        "words are read before they are there",
+        "archive.cuh",
+        "    words.wait((first + kPieceRounds * kArchiveStreams - 1) / kPieceWords + 1);\n",
+        "    words.wait(first / kPieceWords);\n",
+        ARCHIVE,
+    ),
+    Mutation(
+        "copies are on their way when the warp ends",
+        "archive.cuh",
+        "    words.drain();\n",
+        "",
+        (*HOSTILE, "-k", "pair"),
+    ),
+    Mutation(
+        "patches race with what they replace",
+        "unpack_archive.cu",
+        "__syncthreads_and(patches_ascend_part(m, chunk, threadIdx.x, kArchiveThreads))",
+        "patches_ascend_part(m, chunk, threadIdx.x, kArchiveThreads)",
+        (*UNPACK_ALL, "-k", "archive_patches"),
+    ),
+    Mutation(
+        "a row's patches race with what they replace",
+        "embedding_archive.cu",
+        "        __syncwarp();  // patches come after what they replace\n",
+        "",
+        LOOKUP,
+    ),
+    Mutation("no barrier before the look-ups", "embedding.cu", "  __syncthreads();\n", "", LOOKUP),
+    Mutation(
+        "NaN before all warps are done",
+        "embedding.cu",
+        "if (__syncthreads_or(!good))",
+        "if (!good)",
+        (*LOOKUP, "-k", "damage"),
+    ),
+    # Bounds.
+    Mutation("stages of any length", "unpack_tiled.cu", " || mine.bytes > kSlotBytes", "", (*HOSTILE, "-k", "longer")),
+    Mutation("rows behind the last", "tiles.cuh", "row < rows && column < columns", "column < columns", TAILS),
+    Mutation("columns behind the last", "tiles.cuh", "row < rows && column < columns", "row < rows", TAILS),
+    Mutation(
+        "words behind the stage",
+        "tiles.cuh",
+        "load_shared(min(address, last))",
+        "load_shared(address)",
+        (*UNPACK_ALL, "-k", "(shapes or contents) and huffman"),
+    ),
+    Mutation(
+        "patches without an end",
+        "tiles.cuh",
+        "      if (next >= end) {",
+        "      if (false) {",
+        (*HOSTILE, "-k", "go_on"),
+    ),
+    Mutation(
+        "sections outside the stage",
+        "tiles.cuh",
+        "(zero_rows + header.patches()) <= bytes",
+        "0 <= bytes",
+        (*HOSTILE, "-k", "sections"),
+    ),
+    Mutation(
+        "more bytes used than there are",
+        "matrix.cuh",
+        " && h.used_bytes <= a.matrix_bytes",
+        "",
+        (*HOSTILE, "-k", "cut_off"),
+    ),
+    Mutation(
+        "units outside the data",
+        "matrix.cuh",
+        "begin < end && m.data_offset + 16 * uint64_t{end} <= m.used_bytes",
+        "true",
+        (*HOSTILE, "-k", "far"),
+    ),
+    Mutation("any id", "embedding.cu", " && id < a.packed.out_features", "", LOOKUP),
+    Mutation(
+        "the rest of a row",
+        "rows.cuh",
+        "      if (column + 1 < columns) out",
+        "      out",
+        (*LOOKUP, "-k", "shapes"),
+    ),
+    # Indices.
+    Mutation(
+        "the lower half of the matrix rows", "tiles.cuh", "(lane % 16) * kTilePitch", "(lane % 8) * kTilePitch", UNPACK
+    ),
+    Mutation(
+        "tiles without a skew",
+        "unpack_shared.h",
+        "2 * kStageColumns + 16;",
+        "2 * kStageColumns;",
+        (*UNPACK_ALL, "-k", "conflicts"),
+    ),
+    Mutation("words of the lanes before", "ptx.cuh", "%%lanemask_lt", "%%lanemask_le", UNPACK),
+    Mutation(
+        "streams don't start afresh",
+        "unpack_tiled.cu",
+        "if (stage % m.segment_stages == 0) start = true;",
+        "",
+        (*UNPACK_ALL, "-k", "segment"),
+    ),
+    Mutation("where a stage's words are in the block", "unpack_tiled.cu", "      word += bytes / 4;\n", "", UNPACK),
+    Mutation(
+        "the other k-step's patches",
+        "tiles.cuh",
+        "patched >>= 2) {\n    const uint4 s = ptx::load_shared_quad(signs);\n#pragma",
+        "patched >>= 1) {\n    const uint4 s = ptx::load_shared_quad(signs);\n#pragma",
+        (*UNPACK_ALL, "-k", "patches"),
+    ),
+    Mutation("a header's own checksum", "verify.cu", "kOwnWord = 4", "kOwnWord = 6", VERIFY),
+    Mutation(
+        "the last block isn't compared", "verify.cu", "block < m.blocks; block", "block + 1 < m.blocks; block", VERIFY
+    ),
+)
+
+
+def mutate(mutation: Mutation, folder: Path) -> Path:
+    """A copy of csrc/ with the mutation in it. Raises ValueError if the old text doesn't stand there once."""
+    csrc = folder / "csrc"
+    shutil.copytree(ROOT / "csrc", csrc)
+    path = csrc / "cuda" / mutation.file
+    text = path.read_text()
+    if text.count(mutation.old) != 1:
+        raise ValueError(
+            f"{mutation.name}: {mutation.old!r} stands {text.count(mutation.old)} times in {mutation.file}"
+        )
+    path.write_text(text.replace(mutation.old, mutation.new))
+    return csrc
+
+
+def run(mutation: Mutation) -> tuple[str, str] | None:
+    """The test that failed and what it said, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"UNWEIGHT_CSRC": str(mutate(mutation, Path(folder)))}
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *mutation.tests]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    test = re.search(r"^_+ (test_.*?) _+$", done.stdout, re.MULTILINE)
+    if done.returncode != 1 or test is None:
+        raise RuntimeError(f"{mutation.name}: pytest gave {done.returncode}\n{done.stdout[-3000:]}{done.stderr}")
+    said = re.findall(r"^E +(?:[\w.]+: )?(\S.*)$", done.stdout, re.MULTILINE)
+    return test[1], said[0].split(" < ")[0][:100] if said else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="mutations whose name holds one of these")
+    names = parser.parse_args().names
+    unnoticed = 0
+    for mutation in MUTATIONS:
+        if names and not any(name in mutation.name for name in names):
+            continue
+        found = run(mutation)
+        unnoticed += found is None
+        test, said = found or ("NOT NOTICED", "")
+        print(f"{mutation.name:50} {mutation.file:20} {test:60} {said}", flush=True)
+    return int(unnoticed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
