@@ -77,7 +77,7 @@ def test_single_precision_arithmetic_is_rounded_once(mode, data):
 
 
 @pytest.mark.parametrize("type_name", ["f16", "bf16", "f64"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_arithmetic_of_other_formats(type_name, data):
     with np.errstate(all="ignore"):

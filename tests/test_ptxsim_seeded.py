@@ -56,7 +56,7 @@ CASES = {
         "barrier_count_too_large": Case(Kind.BARRIER, threads=64),
         "barrier_of_an_exited_warp": Case(Kind.DEADLOCK, threads=64),
         "diverged_matrix_store": Case(Kind.DIVERGENCE),
-        "endless_loop": Case(Kind.STEP_BUDGET),
+        "endless_loop": Case(Kind.STEP_BUDGET, budget=4_000),
         "trap_on_bad_input": Case(Kind.TRAP),
     },
     "copies": {
@@ -82,6 +82,7 @@ CASES = {
     "wgmma": {
         "operand_register_touched_in_flight": Case(Kind.WGMMA, **WGMMA),
         "operand_register_not_fenced": Case(Kind.WGMMA, **WGMMA),
+        "accumulator_read_between": Case(Kind.WGMMA, **WGMMA),
         "descriptor_differs": Case(Kind.WGMMA, **WGMMA),
         "warps_missing": Case(Kind.WGMMA, **WGMMA),
         "operands_without_proxy_fence": Case(Kind.PROXY, **WGMMA),

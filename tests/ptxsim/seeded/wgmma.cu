@@ -66,6 +66,26 @@ __device__ void operand_register_not_fenced(const Arguments& a) {
 }
 SEEDED(operand_register_not_fenced)
 
+// Reading an accumulator between two products needs a fence as well.
+template <bool kBug>
+__device__ void accumulator_read_between(const Arguments& a) {
+  fill_tiles_for_all();
+  float d[8] = {}, first;
+  pin(d);
+  wgmma_fence();
+  multiply(d, tile_a(), tile_b(), false);
+  wgmma_commit();
+  wgmma_wait<0>();
+  asm volatile("mul.f32 %0, %1, 0f40000000;" : "=f"(first) : "f"(d[0]));
+  if (!kBug) wgmma_fence();
+  multiply(d, tile_a(), tile_b(), true);  // reported: accumulator_read_between
+  wgmma_commit();
+  wgmma_wait<0>();
+  at<float>(a.scratch)[threadIdx.x] = first;
+  give(a, d);
+}
+SEEDED(accumulator_read_between)
+
 template <bool kBug>
 __device__ void descriptor_differs(const Arguments& a) {
   fill_tiles_for_all();
