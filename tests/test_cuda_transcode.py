@@ -190,6 +190,15 @@ def test_registers_are_read_without_bank_conflicts(shape, target):
     assert sum(t.wavefronts for t in tiles) == sum(t.least for t in tiles) > 0
 
 
+def test_zero_rows_beside_patches():
+    """Their mask stands before the patches."""
+    array = content("trained", (20, 136))
+    array[[0, 7, 8, 19]] = 0
+    array[2, ::40] = 0x7F81
+    got = check(array, "nibble")
+    assert layout_of(got) == "nibble" and u.info(got).patches == 4
+
+
 def full_of_patches(count: int) -> np.ndarray:
     """[64, 256]: in the first stage, warp 0 has `count` pairs that occur once beside 256 that are frequent."""
     frequent = np.array([(a, b) for a in range(100, 116) for b in range(100, 116)], np.uint16).reshape(-1, 2)

@@ -54,6 +54,8 @@ Transcoder::Transcoder(Device& device, const PackedMatrices& from, Layout wanted
   uint64_t most = 0;
   for (const BandRows& b : bands_) most = std::max(most, b.matrices * b.rows.count * from_.in_features);
   rows_ = device_.allocate(sizeof(uint16_t) * most, "decoded rows");
+  // Damaged stages leave their rows as they were, and the first sweep ends before it asks whether there were any.
+  device_.clear(rows_, sizeof(uint16_t) * most);
 
   if (!encode(wanted)) encode(Layout::kHuffman);
   make_headers();
