@@ -200,7 +200,9 @@ def test_the_picture_has_each_part_at_its_kernels_line() -> None:
     assert axes.yaxis_inverted() and marks["HBM of an H100"][0][0] == pytest.approx(20.7 / 14.5)
 
 
-@pytest.mark.parametrize("case", ["unpack nibble", "embedding raw", "transcode huffman-nibble"])
+@pytest.mark.parametrize(
+    "case", ["unpack nibble", "embedding raw", pytest.param("transcode huffman-nibble", marks=pytest.mark.slow)]
+)
 def test_counts_are_those_of_the_format(case: str) -> None:
     rows = {row["kernel"]: row for row in kernels.rows_of([case])}
     for row in rows.values():
