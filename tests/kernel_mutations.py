@@ -36,6 +36,7 @@ ARCHIVE = (*UNPACK_ALL, "-k", "(shapes or contents or bands) and archive")
 LOOKUP = ("tests/test_cuda_embedding.py",)
 HOSTILE = ("tests/test_cuda_hostile.py",)
 VERIFY = ("tests/test_cuda_verify.py",)
+TRANSCODE = ("tests/test_cuda_transcode.py",)
 
 MUTATIONS = (
     # Barriers and fences.
@@ -188,6 +189,51 @@ MUTATIONS = (
     Mutation("a header's own checksum", "verify.cu", "kOwnWord = 4", "kOwnWord = 6", VERIFY),
     Mutation(
         "the last block isn't compared", "verify.cu", "block < m.blocks; block", "block + 1 < m.blocks; block", VERIFY
+    ),
+    # The kernels that write packed matrices.
+    Mutation(
+        "counters are used before all are cleared",
+        "count.cu",
+        "    table[i] = make_uint4(0, 0, 0, 0);\n  __syncthreads();\n",
+        "    table[i] = make_uint4(0, 0, 0, 0);\n",
+        TRANSCODE,
+    ),
+    Mutation(
+        "counters are emptied while others count",
+        "count.cu",
+        "    __syncthreads();\n    empty_table",
+        "    empty_table",
+        TRANSCODE,
+    ),
+    Mutation("a tile is encoded before it is there", "encode/tile.cuh", "  __syncwarp();\n}", "}", TRANSCODE),
+    Mutation(
+        "a tile is filled while it is encoded",
+        "encode/tile.cuh",
+        "  __syncwarp();  // the last user of the tile may still read it\n",
+        "",
+        TRANSCODE,
+    ),
+    Mutation("rows behind the band", "encode/tile.cuh", "row < from.rows && 8 * piece", "8 * piece", TRANSCODE),
+    Mutation(
+        "the second weight of an odd row's last pair",
+        "encode/tile.cuh",
+        "if (column + 1 < from.columns) return",
+        "if (true) return",
+        TRANSCODE,
+    ),
+    Mutation(
+        "a full word goes one place further",
+        "encode_huffman.cu",
+        "words[place] = filled;",
+        "words[place + 1] = filled;",
+        TRANSCODE,
+    ),
+    Mutation(
+        "a block's sum goes to the next block",
+        "sum_blocks.cu",
+        "a.checksums_offset) + block,",
+        "a.checksums_offset) + block + 1,",
+        TRANSCODE,
     ),
 )
 
