@@ -199,11 +199,12 @@ def test_an_end_that_is_cut_off(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["huffman", "nibble"])
 def test_sections_outside_their_stage(layout: str) -> None:
-    for section in (0, 2047, 8191):
+    size = 16 * int(index_of(PACKED[layout].reshape(-1))[1])
+    for section, ksteps, patches in ((0, 0, 0), (2047, 0, 0), (8191, 0, 0), (size // 4 - 2, 1, 100)):
         packed = PACKED[layout].copy()
         flat = packed.reshape(-1)
         data = int(flat[64:72].view("<u8")[0])
-        flat[data + 4 : data + 8].view("<u4")[0] = warp_header(section, False, False, 0, 0)
+        flat[data + 4 : data + 8].view("<u4")[0] = warp_header(section, False, False, ksteps, patches)
         seal(packed)
         with pytest.raises(native.Error, match=r"^packed: stage 0, warp 1: its patches are outside the stage"):
             Loaded(torch.from_numpy(packed), COLUMNS[layout]).unpack()
@@ -211,13 +212,13 @@ def test_sections_outside_their_stage(layout: str) -> None:
 
 
 def test_patches_that_go_on_behind_their_end() -> None:
-    """Each says that another follows."""
+    """Each says that another follows, up to the end of the stage and beyond."""
     packed = PACKED["huffman"].copy()
     flat = packed.reshape(-1)
     data = int(flat[64:72].view("<u8")[0])
-    header = flat[data : data + 4].view("<u4")
-    header[0] = warp_header(2052, False, False, 0x81, 255)
-    flat[data + 8208 : data + 8208 + 4 * 255].view("<u4")[:] = 0xFFFFFFFF
+    size = 16 * int(index_of(flat)[1])
+    flat[data : data + 4].view("<u4")[0] = warp_header(2052, False, False, 0x81, 255)
+    flat[data + 8208 : data + size] = 0xFF
     seal(packed)
     with pytest.raises(native.Error, match=r"^packed: stage 0, warp 0: its patches"):
         Loaded(torch.from_numpy(packed), COLUMNS["huffman"]).unpack()
