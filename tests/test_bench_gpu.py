@@ -279,7 +279,7 @@ def test_the_programs_own_steps_in_workers(folder: Path) -> None:
     assert done.returncode == 0, done.stdout + (folder / "out" / "log.txt").read_text()
     assert "units: 5 ok, 0 failed, 3 not run" in done.stdout
     text = (folder / "out" / "report.md").read_text()
-    assert "| unpack nibble | 143 cases, no bit differs |" in text
+    assert "| unpack nibble | 143 cases |" in text
     assert "| unpack nibble 128x512 | 1" in text and "| copy 128x512 |" in text and "![rates](rates.png)" in text
     assert "- exact (graph nibble): a CPU has no graphs" in text
     assert "- sanitizer (all of it): compute-sanitizer looks at GPUs" in text

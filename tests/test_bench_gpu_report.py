@@ -68,7 +68,7 @@ def test_the_report_has_it_all(tmp_path: Path) -> None:
     assert "- sanitizer (memcheck): no compute-sanitizer" in text
     assert "- sanitizer (racecheck, synccheck, initcheck): not reached" in text
     assert "- build (all of it): not reached" in text
-    assert "| unpack nibble | 143 cases, no bit differs |" in text
+    assert "| unpack nibble | 143 cases |" in text
     assert "| unpack nibble 4096x4096 | 12.05 | 40.0 | 39.0–50.0 | 100.0 | 336 |" in text
     assert "| copy 4096x4096 |  | 40.0 | 39.0–50.0 |  | 839 |" in text
     assert "| ThunderKittens 4096x4096 4096 |  | 181.3 |  |  |  |" in text

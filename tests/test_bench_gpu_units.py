@@ -26,7 +26,9 @@ from bench.gpu.step import NotRun  # noqa: E402
     "unit", [u for u in exact.UNITS if u.startswith(("unpack", "embedding", "verify", "product", "hostile"))]
 )
 def test_checks_hold_on_the_cpu(unit: str) -> None:
-    assert exact.run(unit, "cpu") == {"cases": 143}
+    """Of 11 contents in 13 shapes; lookups have no stacks, and products only take the content that is like trained."""
+    counts = {"embedding": 121, "product": 11}
+    assert exact.run(unit, "cpu") == {"cases": counts.get(unit.split()[0], 143)}
 
 
 @pytest.mark.parametrize("unit", ["transcode archive to huffman", "transcode huffman to nibble"])

@@ -27,7 +27,7 @@ def main() -> None:
     print(f"{ran} operators ran")
 
 
-def _expect_nothing(found: str, what: str) -> None:
+def _expect_nothing(found: str | None, what: str) -> None:
     if found:
         sys.exit(f"{what}: {found}")
 
