@@ -29,7 +29,7 @@ def _packed(layout: str) -> np.ndarray:
 PACKED = {layout: _packed(layout) for layout in LAYOUTS}
 COLUMNS = {layout: SHAPES[layout][1] for layout in LAYOUTS}
 EXAMPLES = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-MORE_EXAMPLES = settings(EXAMPLES, max_examples=300)
+MORE_EXAMPLES = settings(EXAMPLES, max_examples=100)
 
 layouts = st.sampled_from(LAYOUTS)
 place = st.floats(0, 1, exclude_max=True)
