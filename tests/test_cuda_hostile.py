@@ -239,3 +239,19 @@ def test_archive_patches_of_one_pair() -> None:
     with pytest.raises(native.Error, match=r"^packed: chunk 0: its patches"):
         Loaded(torch.from_numpy(packed), COLUMNS["archive"]).unpack()
     check(packed, COLUMNS["archive"])
+
+
+@pytest.mark.parametrize("layout", ["huffman", "nibble"])
+def test_sections_of_warps_behind_the_last_row(layout: str) -> None:
+    """Nothing of them is stored, and they are refused like any other."""
+    weights = torch.from_numpy(content("few outsiders", (3, 40)).view(np.int16)).view(torch.bfloat16)
+    good = pack(weights, layout)
+    for bits in (warp_header(8191, False, False, 0, 0), warp_header(2052 + 1024, False, False, 2, 0)):
+        packed = good.numpy().copy()
+        flat = packed.reshape(-1)
+        data = int(flat[64:72].view("<u8")[0])
+        flat[data + 12 : data + 16].view("<u4")[0] = bits
+        seal(packed)
+        with pytest.raises(native.Error, match=r"^packed: stage 0, warp 3: its patches"):
+            Loaded(torch.from_numpy(packed), 40).unpack()
+        check(packed, 40)

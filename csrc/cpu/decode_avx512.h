@@ -38,23 +38,47 @@ struct BlockDecoder {
   const MatrixView& matrix;
   const uint64_t first_stage;
   const bool prefetch;  // unless the caller does it while it uses the tiles
+  // Bit w: damage of warp w counts. Those that nobody decodes, since their rows lie past N, are checked all the same.
+  const uint32_t checked, undecoded;
   bool started[kWarps / 2];
   Streams streams[kWarps];
   Patches waiting[2];
   uint8_t* waiting_tiles[2];
-  Damage waiting_for;  // what it is if they don't fit the tile
+  Damage waiting_for;  // what it is if the first one's don't fit the tile
 };
 
+constexpr uint32_t kAllWarps = (1u << kWarps) - 1;
+
+// Of a block with so many rows.
+UNWEIGHT_INLINE uint32_t warps_past(uint64_t rows) {
+  return rows < kBlockRows ? kAllWarps & (kAllWarps << ((rows + kWarpRows - 1) / kWarpRows)) : 0;
+}
+
 UNWEIGHT_INLINE Damage finish_patches(BlockDecoder& decoder) {
-  bool good = true;
-  for (int w = 0; w < 2; w++) {
+  Damage damage{Flaw::kNone, 0, 0};
+  for (int w = 1; w >= 0; w--) {
     Patches& patches = decoder.waiting[w];
     uint8_t* tile = decoder.waiting_tiles[w];
-    good &= decoder.matrix.layout == Layout::kNibble ? apply_patches<true>(patches, nibble_scale(decoder.matrix), tile)
-                                                     : apply_patches<false>(patches, 0, tile);
+    const bool good = decoder.matrix.layout == Layout::kNibble
+                          ? apply_patches<true>(patches, nibble_scale(decoder.matrix), tile)
+                          : apply_patches<false>(patches, 0, tile);
+    const uint8_t warp = static_cast<uint8_t>(decoder.waiting_for.warp + w);
+    if (!good && (decoder.checked >> warp & 1)) damage = {Flaw::kPatches, warp, decoder.waiting_for.stage};
     patches.left = patches.ksteps = 0;
   }
-  return good ? Damage{Flaw::kNone, 0, 0} : decoder.waiting_for;
+  return damage;
+}
+
+// The sections of warps that nobody decodes. The stage is no raw one.
+UNWEIGHT_NOINLINE Damage check_undecoded(const BlockDecoder& decoder, const Stage& stage, uint64_t s) {
+  for (uint32_t left = decoder.undecoded; left; left &= left - 1) {
+    const uint8_t warp = static_cast<uint8_t>(__builtin_ctz(left));
+    WarpSection section;
+    if (!open_section(stage, warp, decoder.matrix.layout == Layout::kNibble, section))
+      return {Flaw::kSection, warp, decoder.first_stage + s};
+    if (!patches_fit(section.patches)) return {Flaw::kPatches, warp, decoder.first_stage + s};
+  }
+  return {Flaw::kNone, 0, 0};
 }
 
 // Refills load a whole vector, so near the end of the tensor they would read behind it.
@@ -82,7 +106,14 @@ UNWEIGHT_NOINLINE Damage decode_pair(BlockDecoder& decoder, uint64_t s, int firs
 
   WarpSection sections[2];
   for (int w = 0; w < 2; w++)
-    if (!open_section(stage, first_warp + w, nibble, sections[w])) return damage(Flaw::kSection, first_warp + w);
+    if (!open_section(stage, first_warp + w, nibble, sections[w])) {
+      if (decoder.checked >> (first_warp + w) & 1) return damage(Flaw::kSection, first_warp + w);
+      sections[w] = {{stage.bytes, 0, 0}, stage.bytes + kHuffmanSections, 0};
+    }
+  if (decoder.undecoded && first_warp == 0) {
+    const Damage found = check_undecoded(decoder, stage, s);
+    if (found.flaw != Flaw::kNone) return found;
+  }
   if (nibble) {
     for (int w = 0; w < 2; w++) {
       decode_nibble_warp(stage, first_warp + w, nibble_scale(matrix), tiles + w * tile_stride);

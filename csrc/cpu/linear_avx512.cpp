@@ -85,7 +85,8 @@ UNWEIGHT_INLINE void multiply_tiles(const Product<T>& p, int64_t first_warp, int
 // Few tokens: two warps' tiles at a time, which never leave the first-level cache.
 template <class T>
 UNWEIGHT_INLINE Damage multiply_pairs(const Product<T>& p, uint8_t* tiles) {
-  BlockDecoder decoder{p.matrix, p.task.block * p.matrix.stages_per_block, true, {}, {}, {}, {}, {}};
+  BlockDecoder decoder{
+      p.matrix, p.task.block * p.matrix.stages_per_block, true, kAllWarps, warps_past(p.rows), {}, {}, {}, {}, {}};
   const int64_t pairs = (p.warps + 1) / 2, turns = pairs * p.matrix.stages_per_block;
   for (int64_t turn = 0; turn <= turns; turn++) {
     const int64_t s = turn / pairs, pair = turn % pairs;
@@ -107,7 +108,8 @@ constexpr int64_t kRegisterTokens = 4;
 template <int kTokens>
 UNWEIGHT_INLINE Damage multiply_nibbles(const Product<uint16_t>& p, uint8_t* tiles) {
   const MatrixView& matrix = p.matrix;
-  BlockDecoder decoder{matrix, p.task.block * matrix.stages_per_block, true, {}, {}, {}, {}, {}};
+  BlockDecoder decoder{
+      matrix, p.task.block * matrix.stages_per_block, true, kAllWarps, warps_past(p.rows), {}, {}, {}, {}, {}};
   const int64_t whole_stages = matrix.in_features / kStageColumns;
   for (int64_t s = 0; s < static_cast<int64_t>(matrix.stages_per_block); s++) {
     const auto damage = [&](Flaw flaw, int64_t warp) {
@@ -121,6 +123,10 @@ UNWEIGHT_INLINE Damage multiply_nibbles(const Product<uint16_t>& p, uint8_t* til
     for (int64_t warp = 0; warp < p.warps && !raw; warp++) {
       if (!open_section(stage, warp, true, sections[warp])) return damage(Flaw::kSection, warp);
       zero_rows |= sections[warp].zero_rows;
+    }
+    if (decoder.undecoded && !raw) {
+      const Damage found = check_undecoded(decoder, stage, s);
+      if (found.flaw != Flaw::kNone) return found;
     }
     if (__builtin_expect(raw || zero_rows, 0)) {
       for (int64_t warp = 0; warp < p.warps; warp += 2) {
@@ -157,7 +163,8 @@ template <class T>
 UNWEIGHT_INLINE Damage multiply_stages(const Product<T>& p, uint8_t* tiles, int64_t at_once) {
   const MatrixView& matrix = p.matrix;
   const int64_t stages = matrix.stages_per_block, tile_stride = at_once * kTileBytes;
-  BlockDecoder decoder{matrix, p.task.block * matrix.stages_per_block, false, {}, {}, {}, {}, {}};
+  BlockDecoder decoder{
+      matrix, p.task.block * matrix.stages_per_block, false, kAllWarps, warps_past(p.rows), {}, {}, {}, {}, {}};
   for (int64_t s = 0; s < stages; s += at_once) {
     const int64_t count = smaller(at_once, stages - s);
     for (int64_t i = 0; i < count; i++)

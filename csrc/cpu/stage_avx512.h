@@ -68,5 +68,12 @@ UNWEIGHT_INLINE bool open_section(const Stage& stage, int warp, bool nibble, War
   return true;
 }
 
+// Whether there are as many patches as their k-steps need.
+UNWEIGHT_INLINE bool patches_fit(Patches patches) {
+  for (; (patches.left != 0) & (patches.ksteps != 0); patches.left--, patches.next += 4)
+    if (!(load_word(patches.next) & kPatchContinues)) patches.ksteps &= patches.ksteps - 1;
+  return !patches.left && !patches.ksteps;
+}
+
 }  // namespace
 }  // namespace unweight

@@ -48,7 +48,8 @@ TileDecoder::Stage TileDecoder::open_stage() const {
   if (matrix_.layout == Layout::kRaw) damage(Flaw::kRawStage, 0);
   for (int w = 0; w < kWarps; w++) {
     const WarpHeader h = stage.warps[w];
-    if (h.section() < sections || h.section() + 4 * (h.has_zero_rows() + h.patches()) > stage.size)
+    const uint32_t mask = matrix_.layout == Layout::kNibble && h.has_zero_rows();
+    if (h.section() < sections || h.section() + 4 * (mask + h.patches()) > stage.size)
       damage(Flaw::kSection, w);
   }
   return stage;

@@ -63,15 +63,16 @@ UNWEIGHT_INLINE void store_pair(const Output& output, uint64_t stage, int first_
   }
 }
 
-// Rows [first_row, last_row) of a block or what is left of them; first_row is a warp's first one. `checksum`: of the
-// block, or null.
+// Rows [first_row, last_row) of a block or what is left of them; first_row is a warp's first one. `checked`: the warps
+// whose damage counts, of rows past N too. `checksum`: of the block, or null.
 UNWEIGHT_INLINE Damage unpack_rows(const MatrixView& matrix, uint64_t block, uint64_t first_row, uint64_t last_row,
-                                   uint16_t* out, bool around_caches, uint64_t* checksum) {
+                                   uint32_t checked, uint16_t* out, bool around_caches, uint64_t* checksum) {
   const uint64_t rows = matrix.out_features - kBlockRows * block;
   if (last_row > rows) last_row = rows;
   const bool aligned = matrix.in_features % kPieceColumns == 0 && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0;
   const Output output = {matrix, first_row, last_row - first_row, out, around_caches && aligned};
-  BlockDecoder decoder{matrix, block * matrix.stages_per_block, true, {}, {}, {}, {}, {}};
+  BlockDecoder decoder{
+      matrix, block * matrix.stages_per_block, true, checked, checked & warps_past(rows), {}, {}, {}, {}, {}};
   // A pair is complete, and can be stored, when the next one has been decoded.
   alignas(kVectorBytes) uint8_t tiles[2][2 * kTileBytes];
   uint64_t last_stage = 0;
@@ -103,11 +104,11 @@ UNWEIGHT_INLINE Damage unpack_rows(const MatrixView& matrix, uint64_t block, uin
 
 Damage unpack_block_avx512(const MatrixView& matrix, uint64_t block, uint16_t* out, bool around_caches,
                            uint64_t* checksum) {
-  return unpack_rows(matrix, block, 0, kBlockRows, out, around_caches, checksum);
+  return unpack_rows(matrix, block, 0, kBlockRows, kAllWarps, out, around_caches, checksum);
 }
 
 Damage unpack_warp_avx512(const MatrixView& matrix, uint64_t block, int warp, uint16_t* out) {
-  return unpack_rows(matrix, block, kWarpRows * warp, kWarpRows * (warp + 1), out, false, nullptr);
+  return unpack_rows(matrix, block, kWarpRows * warp, kWarpRows * (warp + 1), 1u << warp, out, false, nullptr);
 }
 
 }  // namespace unweight
