@@ -87,6 +87,8 @@ class CudaDevice final : public TorchDevice {
     if (captures()) fail("CUDA: data can't be copied to the device while its stream is captured into a graph");
     if (bytes)
       check(cudaMemcpyAsync(pointer(to), from, bytes, cudaMemcpyHostToDevice, stream_), "copying to the device");
+    // Where the GPU reads the host's page tables (GH200), nothing is staged: it may not have read `from` yet.
+    check(cudaStreamSynchronize(stream_), "waiting for the device");
   }
 
   void download(void* to, DeviceAddress from, size_t bytes) override {
