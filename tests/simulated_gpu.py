@@ -137,6 +137,7 @@ def stacks(gpu: Gpu) -> None:
     assert_same_bytes(gpu.call("_transcode", packed, 2, 0), torch.ops.unweight._transcode(packed, 2, 0))
     assert gpu.call("unpack", packed[:0], 40, torch.bfloat16).shape == (0, 16, 40)
     gpu.call("_verify", packed[:0])
+    refused(gpu, "row_bytes: 9223372036854775807, expected 1 to ", "_resize", packed[:0], 2**63 - 1)
 
 
 def transcode(gpu: Gpu) -> None:
@@ -170,6 +171,12 @@ def linear(gpu: Gpu) -> None:
         arguments = x.to(dtype), packed, bias.to(dtype)
         got = gpu.call("linear", *arguments, exact=True)
         assert torch.equal(got, torch.nn.functional.linear(arguments[0], w.to(dtype), arguments[2]))
+    gpu.device.launched.clear()
+    gpu.call("linear", x, packed, layout=1, exact=True)  # a caller that knows the layout gets its own kernel
+    assert "unweight_unpack_huffman" in gpu.device.launched
+    assert not {"unweight_unpack_tiles", "unweight_unpack_archive"} & set(gpu.device.launched)
+    refused(gpu, "layout: nibble, but matrix 0 is huffman", "linear", x, packed, layout=2, exact=True)
+    refused(gpu, "layout: 4, expected 0", "linear", x, packed, layout=4, exact=True)
     refused(gpu, "exact: False, expected True: on CUDA devices", "linear", x, packed)
     refused(gpu, "bias: 1 dimensions, 3 elements, expected [70]", "linear", x, packed, torch.zeros(3), exact=True)
 

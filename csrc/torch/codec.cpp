@@ -77,7 +77,7 @@ Tensor transcode_cpu(const Tensor& packed_w, int64_t layout, int64_t threads) {
 
 std::vector<int64_t> resized_shape(const Tensor& packed_w, const PackedArgument& packed, int64_t row_bytes,
                                    const std::function<Header(int64_t)>& header) {
-  const int64_t rows = packed.out_features, most = INT64_MAX / std::max<int64_t>(1, rows * packed.matrices);
+  const int64_t rows = packed.out_features, most = INT64_MAX / rows / std::max<int64_t>(1, packed.matrices);
   if (row_bytes < 1 || row_bytes > most) fail("row_bytes: ", row_bytes, ", expected 1 to ", most);
   const uint64_t bytes = static_cast<uint64_t>(rows * row_bytes);
   for (int64_t m = 0; m < packed.matrices; m++) {

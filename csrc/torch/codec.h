@@ -7,7 +7,8 @@
 namespace unweight {
 
 Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype);
-Tensor unpack_cuda(const Tensor& packed_w, int64_t in_features, ScalarType dtype);
+// `layout`: what the caller takes it for, which is checked, or -1.
+Tensor unpack_cuda(const Tensor& packed_w, int64_t in_features, ScalarType dtype, int layout);
 
 Tensor pack_cpu(const Tensor& weight, int64_t layout, const std::vector<int64_t>& shape, int64_t threads);
 Tensor transcode_cpu(const Tensor& packed_w, int64_t layout, int64_t threads);

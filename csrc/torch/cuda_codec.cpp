@@ -66,7 +66,11 @@ Tensor transcode_cuda(const Tensor& packed_w, int64_t layout, int64_t threads) {
 
 // `threads` are the CPU's.
 Tensor unpack_with_cuda(const Tensor& packed_w, int64_t in_features, int64_t) {
-  return unpack_cuda(packed_w, in_features, ScalarType::BFloat16);
+  return unpack_cuda(packed_w, in_features, ScalarType::BFloat16, cuda::kAnyLayout);
+}
+
+Tensor unpack_any_cuda(const Tensor& packed_w, int64_t in_features, ScalarType dtype) {
+  return unpack_cuda(packed_w, in_features, dtype, cuda::kAnyLayout);
 }
 
 void verify_cuda(const Tensor& packed_w) {
@@ -106,7 +110,7 @@ Tensor describe_cuda(const Tensor& packed_w) {
 
 }  // namespace
 
-Tensor unpack_cuda(const Tensor& packed_w, int64_t in_features, ScalarType dtype) {
+Tensor unpack_cuda(const Tensor& packed_w, int64_t in_features, ScalarType dtype, int layout) {
   check_unpacked_dtype(dtype);
   check_in_features(in_features);
   const CudaPacked packed(packed_w, /*stacked_allowed=*/true);
@@ -119,7 +123,8 @@ Tensor unpack_cuda(const Tensor& packed_w, int64_t in_features, ScalarType dtype
   sizes.back() = in_features;
   const Tensor weight = torch::stable::new_empty(packed_w, sizes, ScalarType::BFloat16);
   if (packed.argument.matrices == 0) return weight;
-  const cuda::PackedMatrices matrices = packed.matrices(in_features);
+  cuda::PackedMatrices matrices = packed.matrices(in_features);
+  matrices.layout = layout;
   const DeviceAddress status = fresh_status(*device);
   cuda::unpack(*device, matrices, address_of(weight), status);
   cuda::raise_damage(*device, matrices, status);
@@ -129,7 +134,7 @@ Tensor unpack_cuda(const Tensor& packed_w, int64_t in_features, ScalarType dtype
 STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA, m) {
   m.impl("_pack", TORCH_BOX(&pack_cuda));
   m.impl("_transcode", TORCH_BOX(&transcode_cuda));
-  m.impl("unpack", TORCH_BOX(&unpack_cuda));
+  m.impl("unpack", TORCH_BOX(&unpack_any_cuda));
   m.impl("_unpack", TORCH_BOX(&unpack_with_cuda));
   m.impl("_resize", TORCH_BOX(&resize_cuda));
   m.impl("_verify", TORCH_BOX(&verify_cuda));

@@ -62,7 +62,8 @@ Tensor linear_cuda(const Tensor& x, const Tensor& packed_w, const std::optional<
     fail(
         "exact: False, expected True: on CUDA devices this version multiplies with the unpacked weight only, as "
         "exact=True does");
-  return multiply_exactly(x, unpack_cuda(packed_w, x.size(x.dim() - 1), ScalarType::BFloat16), bias);
+  const Tensor weight = unpack_cuda(packed_w, x.size(x.dim() - 1), ScalarType::BFloat16, static_cast<int>(layout));
+  return multiply_exactly(x, weight, bias);
 }
 
 Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const std::optional<Tensor>& bias, int64_t layout,
