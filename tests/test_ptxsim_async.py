@@ -136,6 +136,13 @@ def test_a_wait_for_ever_is_pictured():
         assert text in report.detail
 
 
+def test_a_wait_that_isn_t_tried_again():
+    """Works most times, on a GPU too."""
+    once = BARRIER + LOAD + "mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0;" + READ
+    kinds = [run(once, block=64, shared=520, x=DATA, out=256, seed=seed).kinds() for seed in range(40)]
+    assert {Kind.RACE} <= set().union(*kinds) and set() in kinds
+
+
 def test_polling_by_test_wait_ends():
     body = BARRIER + LOAD + WAIT.replace("try_wait", "test_wait") + READ
     assert (clean(body, block=64, shared=520, x=DATA, out=256).values("out") == DATA).all()

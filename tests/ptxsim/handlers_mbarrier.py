@@ -17,6 +17,7 @@ from .races import Knowledge, join_all
 
 _CONTENT = np.uint64(0xB0A2_71E4_B0A2_71E4)  # what lies in an object's bytes: a store that replaces it is noticed
 _SPACES = ("shared::cta", "shared", "shared::cluster")
+_GIVES_UP = 1 / 8  # how often a try_wait returns although the phase isn't complete
 
 
 class Handed(NamedTuple):
@@ -183,7 +184,10 @@ def compile_arrive(instruction: Instruction):
 
 @handles("mbarrier.try_wait", "mbarrier.test_wait", may_block=True)
 def compile_wait(instruction: Instruction):
-    """try_wait suspends until the phase is complete, so that a wait for ever is seen as one; test_wait never does."""
+    """try_wait suspends until the phase is complete, so that a wait for ever is seen as one; test_wait never does.
+
+    But it may give up at any time, as on a GPU after a time limit: who doesn't try again goes on too early.
+    """
     mods = Modifiers("mbarrier", instruction.modifiers)
     suspends = mods.choice("try_wait", "test_wait") == "try_wait"
     by_parity = mods.flag("parity")
@@ -205,7 +209,7 @@ def compile_wait(instruction: Instruction):
             if test(int(phases[lane])):
                 passed[lane] = True
                 seen[where] = found
-        if suspends and used and not passed.any():
+        if suspends and used and not passed.any() and warp.machine.random.random() >= _GIVES_UP:
             return BLOCKED
         if not used:
             passed = mask.copy()  # reported; waiting would only hide what follows
