@@ -121,6 +121,19 @@ def test_headers_of_large_matrices_are_shared_by_ctas() -> None:
     assert native.plan_verify_headers(many, 256, 256).grid == 64
 
 
+def test_more_matrices_than_a_grid_has_ctas_are_refused() -> None:
+    """Of headers that several CTAs share, the product would also overflow 32 bits."""
+    small = native.PackedMatrices(256, 128, 1, 1, 1 << 31)
+    shared = native.PackedMatrices(256, 1 << 34, 1 << 17, 1 << 16, 1 << 26, layout=layout_number("huffman"))
+    for plan, matrices in (
+        (native.plan_verify_headers, small),
+        (native.plan_verify_headers, shared),
+        (native.plan_compare_checksums, small),
+    ):
+        with pytest.raises(native.Error, match="^packed: .* units of work, allowed are 2"):
+            plan(matrices, 256, 256)
+
+
 def test_a_header_over_several_ctas() -> None:
     """As that of a matrix with thousands of stages is: the plan of a small one, made for three CTAs."""
     packed = packed_of("nibble", 200, 1100)

@@ -2,17 +2,11 @@
 #include <algorithm>
 
 #include "../format/error.h"
+#include "grid.h"
 #include "transcode.h"
 
 namespace unweight::cuda {
 namespace {
-
-uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
-
-uint32_t grid_of(uint64_t ctas) {
-  if (ctas > INT32_MAX) fail("packed: ", ctas, " units of work, allowed are 2^31 - 1 in one call");
-  return static_cast<uint32_t>(ctas);
-}
 
 LaunchPlan plan_segments(const char* kernel, const EncodeArgument& a) {
   const uint64_t segments = uint64_t{a.band.matrices} * a.band.blocks() * a.band.segments_per_block();

@@ -1,11 +1,10 @@
 // What the host knows of packed matrices, checked, and what follows from it.
 #include "../format/error.h"
+#include "grid.h"
 #include "plan.h"
 
 namespace unweight::cuda {
 namespace {
-
-uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 Header header_of(const PackedMatrices& packed, Layout layout) {
   Header header{};

@@ -3,11 +3,10 @@
 #include <algorithm>
 
 #include "../format/error.h"
+#include "grid.h"
 
 namespace unweight::cuda {
 namespace {
-
-uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 constexpr size_t kCountsBytes = 8 * size_t{kPairs};
 

@@ -1,18 +1,12 @@
 #include <algorithm>
 
 #include "../format/error.h"
+#include "grid.h"
 #include "plan.h"
 #include "unpack_shared.h"
 
 namespace unweight::cuda {
 namespace {
-
-uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
-
-uint32_t grid_of(uint64_t ctas) {
-  if (ctas > INT32_MAX) fail("packed: ", ctas, " units of work, allowed are 2^31 - 1 in one call");
-  return static_cast<uint32_t>(ctas);
-}
 
 void check_rows(const PackedMatrices& packed, RowRange rows) {
   const uint64_t n = packed.out_features, group = group_rows(packed);

@@ -9,9 +9,11 @@
 // hot loop: unweight_unpack_huffman 16
 // hot loop: unweight_unpack_nibble 16
 // hot loop: unweight_unpack_raw 64
+// hot loop: unweight_unpack_tiles 16 VOTE
 // budget: unweight_unpack_huffman 5.75
 // budget: unweight_unpack_nibble 4.0
 // budget: unweight_unpack_raw 4.5
+// budget: unweight_unpack_tiles 5.75
 #include "checksum.cuh"
 #include "code_table.cuh"
 #include "matrix.cuh"

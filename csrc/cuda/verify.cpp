@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "grid.h"
 #include "plan.h"
 
 namespace unweight::cuda {
@@ -18,7 +19,7 @@ LaunchPlan plan_verify_headers(const PackedMatrices& packed, DeviceAddress sums,
   a.status = status;
   const uint64_t index = 4 * uint64_t{a.packed.blocks} * a.packed.stages_per_block;
   a.ctas_per_matrix = static_cast<uint32_t>(std::min(index / kBytesPerCta + 1, kMostCtas));
-  return make_plan("unweight_verify_header", a.packed.matrices * a.ctas_per_matrix, kThreads, 0, a);
+  return make_plan("unweight_verify_header", grid_of(uint64_t{a.packed.matrices} * a.ctas_per_matrix), kThreads, 0, a);
 }
 
 void verify_headers(Device& device, const PackedMatrices& packed, DeviceAddress sums, DeviceAddress status) {
@@ -30,7 +31,7 @@ LaunchPlan plan_compare_checksums(const PackedMatrices& packed, DeviceAddress su
   a.packed = packed_argument(packed);
   a.sums = {sums};
   a.status = status;
-  return make_plan("unweight_compare_checksums", a.packed.matrices, kThreads, 0, a);
+  return make_plan("unweight_compare_checksums", grid_of(a.packed.matrices), kThreads, 0, a);
 }
 
 void compare_checksums(Device& device, const PackedMatrices& packed, DeviceAddress sums, DeviceAddress status) {
