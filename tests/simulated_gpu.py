@@ -162,6 +162,7 @@ def embedding(gpu: Gpu) -> None:
     assert_same_bits(rows[0], w[1])
     assert (rows[1:].view(torch.int16) == 0x7FFF).all()
     refused(gpu, "ids: dtype torch.float32, expected torch.int64", "embedding", torch.zeros(1), packed, 200)
+    refused(gpu, "embedding_dim: 70000, expected that of packed_w, whose", "embedding", torch.tensor([1]), packed, 70000)
 
 
 def linear(gpu: Gpu) -> None:
@@ -190,6 +191,9 @@ def headers(gpu: Gpu) -> None:
             expected = torch.ops.unweight._resize(packed, row_bytes)
             assert_same_bytes(gpu.call("_resize", packed, row_bytes), expected)
         refused(gpu, "row_bytes: 1, expected at least ", "_resize", packed, 1)
+        other = packed.view(35, -1)
+        for name, *arguments in (("_verify",), ("_describe",), ("_resize", other.shape[1]), ("_transcode", 0, 0)):
+            refused(gpu, "packed_w: its shape says 35 out_features, its header 70", name, other, *arguments)
 
 
 def capture(gpu: Gpu) -> None:

@@ -216,7 +216,8 @@ class Embedding(_PackedModule):
     """torch.nn.Embedding with a packed weight: looks rows up without unpacking the table.
 
     A new one holds no weight: use `from_embedding`, `set_weight`, or load a state_dict. `padding_idx` matters to
-    training alone and is only kept. No gradients reach the weight.
+    training alone and is only kept. No gradients reach the weight. An id outside the table, or damaged bytes, raise
+    RuntimeError on a CPU; on a GPU, which isn't waited for, they give a row of NaN.
     """
 
     def __init__(

@@ -54,10 +54,14 @@ Tensor dense(const Tensor& tensor) {
   return address % static_cast<uintptr_t>(contiguous.element_size()) ? torch::stable::clone(contiguous) : contiguous;
 }
 
+void PackedArgument::check_out_features(const Header& header) const {
+  if (header.out_features != static_cast<uint64_t>(out_features))
+    fail("packed_w: its shape says ", out_features, " out_features, its header ", header.out_features);
+}
+
 Packed PackedArgument::open(int64_t m, const char* in_features_name, int64_t in_features) const {
   const Packed packed = open_packed(matrix(m), matrix_bytes());
-  if (packed.header.out_features != static_cast<uint64_t>(out_features))
-    fail("packed_w: its shape says ", out_features, " out_features, its header ", packed.header.out_features);
+  check_out_features(packed.header);
   if (in_features >= 0 && packed.header.in_features != static_cast<uint64_t>(in_features))
     fail(in_features_name, ": ", in_features, ", expected ", packed.header.in_features,
          ", the in_features of packed_w");

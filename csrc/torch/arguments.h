@@ -38,6 +38,7 @@ struct PackedArgument {
   const uint8_t* matrix(int64_t m) const { return bytes + static_cast<size_t>(m) * matrix_bytes(); }
   // Opens matrix m, whose header must say N = out_features and, unless it is -1, K = in_features.
   Packed open(int64_t m, const char* in_features_name, int64_t in_features) const;
+  void check_out_features(const Header& header) const;
 };
 PackedArgument check_packed(const Tensor& packed_w, bool stacked_allowed);       // on the CPU
 PackedArgument check_packed_cuda(const Tensor& packed_w, bool stacked_allowed);  // on a GPU

@@ -19,6 +19,13 @@ CudaPacked::CudaPacked(const Tensor& packed_w, bool stacked_allowed)
   if (argument.matrices > UINT32_MAX) fail("packed_w: ", argument.matrices, " matrices, allowed are 2^32 - 1");
 }
 
+void CudaPacked::check_columns(const char* name, int64_t columns) const {
+  // Signs and mantissas alone take a byte a weight.
+  if (columns > argument.row_bytes)
+    fail(name, ": ", columns, ", expected that of packed_w, whose rows of ", argument.row_bytes,
+         " bytes can't hold so many");
+}
+
 cuda::PackedMatrices CudaPacked::matrices(int64_t in_features) const {
   return {address_of(tensor), argument.matrix_bytes(), static_cast<uint64_t>(argument.out_features),
           static_cast<uint64_t>(in_features), static_cast<uint32_t>(argument.matrices)};

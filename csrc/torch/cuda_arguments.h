@@ -14,6 +14,8 @@ struct CudaPacked {
   PackedArgument argument;
 
   CudaPacked(const Tensor& packed_w, bool stacked_allowed);
+  // Refuses more columns than the rows' bytes can hold, before anything of their size is allocated.
+  void check_columns(const char* name, int64_t columns) const;
   cuda::PackedMatrices matrices(int64_t in_features) const;
 };
 

@@ -88,7 +88,11 @@ void verify_cuda(const Tensor& packed_w) {
 Tensor resize_cuda(const Tensor& packed_w, int64_t row_bytes) {
   const CudaPacked packed(packed_w, /*stacked_allowed=*/true);
   const auto device = waiting_device(packed_w, "_resize");
-  const auto header = [&](int64_t m) { return head_of(*device, packed, m).header(); };
+  const auto header = [&](int64_t m) {
+    const cuda::Head head = head_of(*device, packed, m);
+    packed.argument.check_out_features(head.header());
+    return head.header();
+  };
   const std::vector<int64_t> sizes = resized_shape(packed_w, packed.argument, row_bytes, header);
   const Tensor resized = torch::stable::new_empty(packed_w, sizes, ScalarType::Byte);
   const size_t old_bytes = packed.argument.matrix_bytes();
@@ -105,7 +109,9 @@ Tensor describe_cuda(const Tensor& packed_w) {
   const CudaPacked packed(packed_w, /*stacked_allowed=*/true);
   if (packed.argument.matrices == 0) fail("packed_w: no matrices, expected at least one");
   const auto device = waiting_device(packed_w, "_describe");
-  return description_of(head_of(*device, packed, 0).packed(), packed.argument.row_bytes);
+  const cuda::Head head = head_of(*device, packed, 0);
+  packed.argument.check_out_features(head.header());
+  return description_of(head.packed(), packed.argument.row_bytes);
 }
 
 }  // namespace
@@ -115,10 +121,7 @@ Tensor unpack_cuda(const Tensor& packed_w, int64_t in_features, ScalarType dtype
   check_in_features(in_features);
   const CudaPacked packed(packed_w, /*stacked_allowed=*/true);
   const auto device = waiting_device(packed_w, "unpack");
-  // Signs and mantissas alone take a byte a weight: what these bytes can't hold isn't allocated.
-  if (in_features > packed.argument.row_bytes)
-    fail("in_features: ", in_features, ", expected that of packed_w, whose rows of ", packed.argument.row_bytes,
-         " bytes can't hold so many");
+  packed.check_columns("in_features", in_features);
   std::vector<int64_t> sizes = shape_of(packed_w);
   sizes.back() = in_features;
   const Tensor weight = torch::stable::new_empty(packed_w, sizes, ScalarType::BFloat16);

@@ -11,6 +11,7 @@ Tensor embedding_cuda(const Tensor& ids, const Tensor& packed_w, int64_t embeddi
   const CudaPacked packed(packed_w, /*stacked_allowed=*/false);
   check_same_device("ids", ids, packed_w);
   check_lookup(ids, embedding_dim);
+  packed.check_columns("embedding_dim", embedding_dim);
   const auto device = cuda_device(packed_w);
   std::vector<int64_t> sizes = shape_of(ids);
   sizes.push_back(embedding_dim);
