@@ -94,6 +94,18 @@ CASES = {
         "setmaxnreg_of_one_warp": Case(Kind.REGISTER_POOL, threads=128),
         "setmaxnreg_beyond_the_pool": Case(Kind.DEADLOCK, threads=384, words=384),
     },
+    "pipelines": {
+        "stages_of_thread_copies": Case(Kind.RACE, threads=64, words=1024),
+        "thread_copies_through_a_barrier": Case(Kind.RACE, threads=64),
+        "thread_copies_stored_without_proxy_fence": Case(Kind.PROXY),
+        "sums_of_halves": Case(Kind.MEMBER_MASK, threads=64),
+        "exchange_by_tokens": Case(Kind.RACE, threads=64),
+        "tile_in_turns": Case(Kind.RACE, threads=64, ctas=4, initialised_scratch=True),
+        "barrier_of_the_grid": Case(Kind.RACE, threads=32, ctas=4, initialised_scratch=True),
+        "epilogue_of_two_tiles": Case(Kind.RACE, threads=64),
+        "copied_back_without_proxy_fence": Case(Kind.PROXY),
+        "message_to_another_warp": Case(Kind.RACE, threads=64),
+    },
 }
 EACH = [pytest.param(file, name, id=name) for file, cases in CASES.items() for name in cases]
 

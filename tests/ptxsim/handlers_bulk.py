@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +27,8 @@ def _global_addresses(warp, operand: Address, mask: np.ndarray) -> np.ndarray:
 class _Side:
     """One side of a copy: an agent, and what it may rely on."""
 
-    def __init__(self, warp, knowledge: Knowledge):
-        self.agent = warp.machine.clocks.async_agent()
+    def __init__(self, warp, knowledge: Knowledge, generic: bool = False):
+        self.agent = warp.machine.clocks.async_agent(generic)
         self.access = AsyncAccess(warp, self.agent, knowledge)
         self.clocks = warp.machine.clocks
 
@@ -126,6 +127,7 @@ def _expect_to_be_awaited(warp, copy: Copy, what: str) -> None:
 class _Store(Copy):
     reader: _Side | None = None
     writer: _Side | None = None
+    complete: Callable[[], None] | None = None
 
 
 @handles("cp.async.bulk.global")
@@ -247,7 +249,7 @@ def compile_prefetch(instruction: Instruction):
 
 @handles("cp.async.ca", "cp.async.cg")
 def compile_async_copy(instruction: Instruction):
-    """In the generic proxy: no fence.proxy.async is needed for what it reads and writes."""
+    """In the generic proxy: what it reads needs no fence.proxy.async, and what it writes needs one like a thread's."""
     mods = Modifiers("cp", instruction.modifiers)
     _take(mods, "async", "global")
     mods.choice("ca", "cg")
@@ -272,12 +274,14 @@ def _async_copy(warp, lane: int, destination: int, source: int, size: int, read_
     for problem in problems_of_async_copy(destination, source, size, read_size):
         warp.report(Kind.MISALIGNED, problem, [lane])
     knowledge = warp.clocks.release(mask_of(1 << lane))
-    side = _Side(warp, Knowledge(knowledge.seen, knowledge.seen.copy()))
+    side = _Side(warp, Knowledge(knowledge.seen, knowledge.seen.copy()), generic=True)
     copy = _Store(writer=side)
     _groups(warp, lane, bulk=False).add(copy)
     _expect_to_be_awaited(warp, copy, "cp.async")
 
     def complete() -> None:
+        if copy.written:
+            return  # an arrival has waited for it
         copy.read = copy.written = True
         data = np.zeros(size, np.uint8)
         if read_size:
@@ -288,7 +292,50 @@ def _async_copy(warp, lane: int, destination: int, source: int, size: int, read_
             data[:read_size] = found
         warp.cta.shared.async_write(side.access, destination, data)
 
+    copy.complete = complete
     warp.cta.post(warp, complete, f"a cp.async of {size} bytes to {warp.cta.shared.describe(destination)}")
+
+
+@handles("cp.async.mbarrier.arrive")
+def compile_arrive(instruction: Instruction):
+    """Arrives when the cp.async that the thread has started so far are complete."""
+    mods = Modifiers("cp", instruction.modifiers)
+    for part in ("async", "mbarrier", "arrive"):
+        mods.choice(part)
+    counted = mods.flag("noinc")  # among the arrivals that the mbarrier expects
+    mods.choice("shared", "shared::cta", default="generic")
+    mods.type("b64")
+    mods.done()
+    (address,) = instruction.operands
+
+    def step(warp, mask):
+        where = shared_addresses(warp, address, mask)
+        for lane in np.flatnonzero(mask):
+            _arrive_later(warp, int(lane), int(where[lane]), counted, instruction)
+        return DONE
+
+    return step
+
+
+def _arrive_later(warp, lane: int, address: int, counted: bool, instruction: Instruction) -> None:
+    found = use_barrier(warp, address, np.array([lane]))
+    if found is None:
+        return
+    if not counted:
+        found.barrier.pending += 1
+    copies = _groups(warp, lane, bulk=False).outstanding()
+
+    def complete() -> None:
+        for copy in copies:
+            copy.complete()
+            # They are handed over, and what the thread did itself is not.
+            found.barrier.complete_tx(0, Handed(copy.writer.completion(), copy))
+        try:
+            found.barrier.arrive(Handed(None))
+        except MbarrierError as error:
+            warp.report(Kind.MBARRIER, str(error), [lane], instruction=instruction)
+
+    warp.cta.post(warp, complete, "an arrival after cp.async")
 
 
 @handles("cp.async.wait_all", may_block=True)

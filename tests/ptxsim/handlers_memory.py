@@ -108,9 +108,13 @@ class _Access:
         ordering = warp.machine.ordering
         if not self.strong or not ordering.involves(warp, self.order):
             return
-        base = SHARED_WINDOW + (warp.cta.index << 32) if self.space == "shared" else 0
-        for lane, value in zip(lanes, address, strict=True):
-            ordering.strong(warp, int(lane), base + int(value), reads, writes, self.order, self.whole_gpu)
+        base = warp.cta.index << 32
+        for lane, value in zip(lanes.tolist(), address.tolist(), strict=True):
+            if self.space == "shared":
+                value += SHARED_WINDOW + base
+            elif SHARED_WINDOW <= value < LOCAL_WINDOW:
+                value += base
+            ordering.strong(warp, lane, value, reads, writes, self.order, self.whole_gpu)
 
 
 def _spread(lanes: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .handlers import FULL, LANES
+from .handlers import FULL, LANES, mask_of
 
 AGENT_BITS = 24
 AGENT_MASK = (1 << AGENT_BITS) - 1
@@ -66,6 +66,7 @@ class Clocks:
     def __init__(self):
         self.count = 2
         self.asynchronous = np.zeros(_GROWTH, bool)  # by agent
+        self.generic = np.zeros(_GROWTH, bool)  # asynchronous, and yet in the proxy that threads use: cp.async
         seen = np.zeros(_GROWTH, np.int64)
         seen[HOST] = AGENT_MASK
         self.start = Knowledge(seen, seen.copy())  # of a thread when it starts
@@ -78,17 +79,21 @@ class Clocks:
         if self.count > len(self.asynchronous):
             self.asynchronous = np.resize(self.asynchronous, -(-self.count // _GROWTH) * _GROWTH * 2)
             self.asynchronous[first:] = False
+            self.generic = np.resize(self.generic, len(self.asynchronous))
+            self.generic[first:] = False
         self.asynchronous[first : self.count] = asynchronous
         return first
 
-    def async_agent(self) -> int:
-        return self.add(1, asynchronous=True)
+    def async_agent(self, generic: bool = False) -> int:
+        agent = self.add(1, asynchronous=True)
+        self.generic[agent] = generic
+        return agent
 
     def completion(self, agent: int) -> Knowledge:
         """What one learns from the completion of an asynchronous operation: its own accesses, nothing else."""
         seen = np.zeros(agent + 1, np.int64)
         seen[agent] = async_stamp(agent)
-        return Knowledge(seen, seen.copy())
+        return Knowledge(seen, np.zeros_like(seen) if self.generic[agent] else seen.copy())
 
 
 def _look_up(knowledge: Knowledge, agents: np.ndarray) -> np.ndarray:
@@ -108,6 +113,7 @@ class ThreadClocks:
     """The clocks of a warp's lanes."""
 
     def __init__(self, clocks: Clocks, first_agent: int, absent: np.ndarray):
+        self._clocks = clocks
         self._absent = absent  # bool[32]: lanes that the block hasn't
         self.agents = np.arange(first_agent, first_agent + LANES, dtype=np.int64)
         self.stamps = 1 << AGENT_BITS | self.agents  # of an access now
@@ -177,9 +183,18 @@ class ThreadClocks:
 
     def fence_proxy(self, mask: np.ndarray) -> None:
         """fence.proxy.async: the lanes' own writes so far become visible to the async proxy once it has learnt of
-        them."""
+        them. So do those of the cp.async that they know to be complete, which can't fence for themselves."""
         self._fenced = np.where(mask, self.stamps, self._fenced)
         self.tick(mask)
+        if self._clocks.generic.any():
+            copies = np.flatnonzero(self._clocks.generic)
+            for lane in np.flatnonzero(mask):
+                known = self.knowledge[lane]
+                known.widen(int(copies[-1]) + 1)
+                if (known.fenced[copies] < known.seen[copies]).any():
+                    fenced = known.fenced.copy()
+                    fenced[copies] = known.seen[copies]
+                    self.acquire(Knowledge(known.seen, fenced), mask_of(1 << int(lane)))
 
     def _is_whole(self, mask: np.ndarray) -> bool:
         return mask is FULL or bool((mask | self._absent).all())

@@ -257,7 +257,7 @@ class Shadow:
             byte = int(np.flatnonzero(late)[0])
             other = int(self._written_at[offset_of(byte) >> 2])
             conflict(Kind.RACE, _NO_ROWS, f"{does} bytes that {self._who(int(agents[byte]))} wrote, unordered", other)
-        generic = (agents > HOST) & ~self.clocks.asynchronous[agents]
+        generic = (agents > HOST) & (~self.clocks.asynchronous[agents] | self.clocks.generic[agents])
         unfenced = generic & (stamps > knowledge.fenced[agents]) & ~late
         if unfenced.any():
             byte = int(np.flatnonzero(unfenced)[0])
@@ -265,5 +265,5 @@ class Shadow:
             conflict(Kind.PROXY, _NO_ROWS, f"{does} {_UNFENCED}", other)
 
 
-_UNFENCED = "through the async proxy what a thread wrote without fence.proxy.async"
+_UNFENCED = "through the async proxy what a thread (or its cp.async) wrote without fence.proxy.async"
 _NO_ROWS = np.zeros(0, np.int64)
