@@ -162,7 +162,8 @@ def embedding(gpu: Gpu) -> None:
     assert_same_bits(rows[0], w[1])
     assert (rows[1:].view(torch.int16) == 0x7FFF).all()
     refused(gpu, "ids: dtype torch.float32, expected torch.int64", "embedding", torch.zeros(1), packed, 200)
-    refused(gpu, "embedding_dim: 70000, expected that of packed_w, whose", "embedding", torch.tensor([1]), packed, 70000)
+    ids = torch.tensor([1])
+    refused(gpu, "embedding_dim: 70000, expected that of packed_w, whose", "embedding", ids, packed, 70000)
 
 
 def linear(gpu: Gpu) -> None:

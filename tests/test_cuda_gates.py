@@ -105,8 +105,13 @@ extern "C" __global__ void __launch_bounds__(32) unweight_seeded(const uint4* in
             LOOP.format(budget="1.0"),
             r"unweight_seeded: [2-9]\.\d\d instructions per weight in the hot loop, .* is 1\.0",
         ),
+        (LOOP.format(budget="10 or so"), "seeded.cu: not understood: // budget: unweight_seeded 10 or so"),
+        (NO_BULK_COPY.replace("// expects", "//expect"), "seeded.cu: not understood: //expect: UBLKCP"),
     ],
-    ids=["spills", "local array", "local array in SASS", "no bounds", "no bulk copy", "over budget"],
+    ids=[
+        *("spills", "local array", "local array in SASS", "no bounds", "no bulk copy", "over budget"),
+        *("budget with a word too many", "misspelt"),
+    ],
 )
 def test_seeded_problems_are_found(kernel: str, problem: str, nvcc: Path, tmp_path: Path) -> None:
     source = tmp_path / "seeded.cu"

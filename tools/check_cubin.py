@@ -24,6 +24,7 @@ from cuda_toolkit import COMPILE_FLAGS, CUBIN_FLAGS, PTX_FLAGS
 CHECK_FLAGS = ["-cubin", *COMPILE_FLAGS, *CUBIN_FLAGS, "-Xptxas", "-v,-warn-spills"]
 USUAL_ANCHORS = ("HGMMA", "STSM")
 REGISTERS = 65536  # of a multiprocessor
+UNDERSTOOD = re.compile(r"// (expects: \S.*|hot loop: \S+ \d+( \S+)?|budget: \S+ \d+(\.\d+)?)$")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,13 @@ class Compiled:
             *self._missing_instructions(),
             *self._too_many_registers(),
             *self._over_budget(),
+            *self._misspelt(),
         ]
+
+    def _misspelt(self) -> list[str]:
+        """Comments that would ask for nothing, since nobody understands them."""
+        meant = re.findall(r"^[ \t]*//+[ \t]*(?:expects?|hot loops?|budgets?)\b.*:.*$", self.source.read_text(), re.MULTILINE)
+        return [f"{self.source.name}: not understood: {line.strip()}" for line in meant if not UNDERSTOOD.match(line)]
 
     def _local_memory(self) -> list[str]:
         return [
