@@ -102,7 +102,9 @@ class Compiled:
 
     def _misspelt(self) -> list[str]:
         """Comments that would ask for nothing, since nobody understands them."""
-        meant = re.findall(r"^[ \t]*//+[ \t]*(?:expects?|hot loops?|budgets?)\b.*:.*$", self.source.read_text(), re.MULTILINE)
+        meant = re.findall(
+            r"^[ \t]*//+[ \t]*(?:expects?|hot loops?|budgets?)\b.*:.*$", self.source.read_text(), re.MULTILINE
+        )
         return [f"{self.source.name}: not understood: {line.strip()}" for line in meant if not UNDERSTOOD.match(line)]
 
     def _local_memory(self) -> list[str]:
