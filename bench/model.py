@@ -105,8 +105,9 @@ def bound(demand: Demand, gpu: Gpu) -> Bound:
     return Bound(clocks, gpu)
 
 
-# What an SM holds. Registers go to warps in pieces of 256; each CTA takes 1 KB of shared memory more than it asks for.
-LANES, WARPS, CTAS = 32, 64, 32
+# What an SM holds. A warp has its registers, in pieces of 256, from one of the SM's four parts; each CTA takes 1 KB of
+# shared memory more than it asks for.
+LANES, WARPS, CTAS, PARTS = 32, 64, 32, 4
 REGISTERS, REGISTER_PIECE = 1 << 16, 256
 SHARED_BYTES, SHARED_OF_CTA = 228 << 10, 1 << 10
 
@@ -115,7 +116,8 @@ def resident_warps(threads: int, registers: int, shared_bytes: int) -> int:
     """Of an SM, all its CTAs together; 0 where not even one fits."""
     warps = -(-threads // LANES)
     of_warp = -(-registers * LANES // REGISTER_PIECE) * REGISTER_PIECE
-    ctas = min(CTAS, WARPS // warps, REGISTERS // (of_warp * warps), SHARED_BYTES // (shared_bytes + SHARED_OF_CTA))
+    by_registers = REGISTERS // PARTS // of_warp * PARTS
+    ctas = min(CTAS, WARPS // warps, by_registers // warps, SHARED_BYTES // (shared_bytes + SHARED_OF_CTA))
     return ctas * warps
 
 

@@ -75,7 +75,7 @@ def test_a_bound_in_other_units() -> None:
         (1024, 32, 0, 64),
         (1024, 65, 0, 0),
         (32, 16, 0, 32),  # no more CTAs than that
-        (64, 33, 0, 50),  # pieces of 256 registers: 40 a thread
+        (64, 33, 0, 48),  # pieces of 256 registers: 40 a thread, of 12 warps in each of four parts
     ],
 )
 def test_warps_that_an_sm_holds(threads: int, registers: int, shared_bytes: int, warps: int) -> None:
