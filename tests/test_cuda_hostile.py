@@ -209,6 +209,47 @@ def test_sections_outside_their_stage(layout: str) -> None:
         with pytest.raises(native.Error, match=r"^packed: stage 0, warp 1: its patches are outside the stage"):
             Loaded(torch.from_numpy(packed), COLUMNS[layout]).unpack()
         check(packed, COLUMNS[layout])
+        a_row_is_refused(packed, layout, 20, r"^packed: stage 0, warp 1: its patches are outside the stage")
+
+
+def a_row_is_refused(packed: np.ndarray, layout: str, row: int, message: str) -> None:
+    loaded = Loaded(torch.from_numpy(packed), COLUMNS[layout])
+    assert bool((loaded.embedding([row]).view(torch.int16) == NAN).all())
+    with pytest.raises(native.Error, match=message):
+        loaded.raise_damage()
+
+
+@pytest.mark.parametrize("layout", ["huffman", "nibble"])
+def test_rows_of_short_stages_that_say_they_are_raw(layout: str) -> None:
+    """The last stage: what a raw one had more of would lie behind the tensor."""
+    packed = PACKED[layout].copy()
+    flat = packed.reshape(-1)
+    data = int(flat[64:72].view("<u8")[0])
+    index = index_of(flat)
+    last = int(np.argmax(16 * index.astype(int) + data == int(flat[40:48].view("<u8")[0]))) - 1
+    start, size = data + 16 * int(index[last]), 16 * int(index[last + 1] - index[last])
+    assert size < 16400
+    flat[start : start + 4].view("<u4")[0] |= 1 << 14
+    seal(packed)
+    a_row_is_refused(
+        packed, layout, SHAPES[layout][0] - 1, f"^packed: stage {last} says that it is raw, but is shorter"
+    )
+    check(packed, COLUMNS[layout])
+
+
+def test_rows_with_more_patches_than_k_steps_that_have_some() -> None:
+    packed = PACKED["nibble"].copy()
+    flat = packed.reshape(-1)
+    data = int(flat[64:72].view("<u8")[0])
+    header = flat[data : data + 4].view("<u4")
+    patches = int(header[0]) >> 24
+    assert patches > 1 and header[0] >> 16 & 0xFF
+    section = data + 4 * (int(header[0]) & 0x1FFF) + 4 * (int(header[0]) >> 13 & 1)
+    flat[section : section + 4 * patches].view("<u4")[:] &= 0x7FFFFFFF  # each ends a k-step
+    header[0] = header[0] & ~np.uint32(0xFF0000) | np.uint32(0x010000)
+    seal(packed)
+    a_row_is_refused(packed, "nibble", 0, "^packed: stage 0, warp 0: its patches don't belong to the k-steps")
+    check(packed, COLUMNS["nibble"])
 
 
 def test_patches_that_go_on_behind_their_end() -> None:

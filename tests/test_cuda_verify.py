@@ -93,6 +93,30 @@ def test_gaps_and_padding_are_zero(where: str) -> None:
     assert str(error.value) == cpu_says(packed)
 
 
+def test_more_bytes_than_the_index_knows_are_told() -> None:
+    """They would be in no checksum."""
+    from unweight_ext.packed import pad_row_bytes
+
+    sound = packed_of("nibble")
+    packed = pad_row_bytes(sound, sound.shape[1] + 1)
+    packed.view(-1)[40:48].view(torch.int64)[0] += 16
+    seal(packed.numpy())
+    with pytest.raises(native.Error) as error:
+        Loaded(packed, 140).verify()
+    assert str(error.value) == cpu_says(packed) and "the index says" in str(error.value)
+
+
+def test_chunks_outside_the_data_are_told() -> None:
+    packed = packed_of("archive", 65, 16384)  # of two chunks
+    flat = packed.numpy().reshape(-1)
+    index = int(flat[48:56].view("<u8")[0])
+    flat[index + 4 : index + 8].view("<u4")[0] = 0x0FFFFFFF
+    seal(packed.numpy())
+    with pytest.raises(native.Error) as error:
+        Loaded(packed, 16384).verify()
+    assert str(error.value) == cpu_says(packed)
+
+
 def test_the_first_matrix_that_is_damaged_is_told() -> None:
     weights = torch.stack([weight("trained", 64, 256, seed) for seed in range(4)])
     packed = pack(weights, "huffman", stacked=True)

@@ -87,7 +87,8 @@ struct ArchiveWarp {
   uint32_t round = 0;
   uint32_t w0[2], w1[2], position[2];  // as in BitStream
 
-  // Barriers are initialised, the table is filled, and all of the warp calls this.
+  // Barriers are initialised and the table is filled, by this warp or before a barrier of the CTA; `prepare` lets its
+  // lanes see that. All of them call this.
   __device__ __forceinline__ ArchiveWarp(const Matrix& m, const Chunk& c, uint32_t shared, uint32_t lane)
       : plane(shared + kPlaneRingOffset, shared, m.bytes + c.plane, c.positions - c.plane),
         words(shared + kWordRingOffset, shared + 8 * kPieces, m.bytes + c.words / 16 * 16, c.end - c.words / 16 * 16),

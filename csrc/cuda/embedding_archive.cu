@@ -73,16 +73,14 @@ extern "C" __global__ void __launch_bounds__(kArchiveEmbeddingThreads)
         const uint64_t begin = id % a.packed.chunk_rows * columns, end = begin + columns;
         if (lane == 0) init_archive_barriers(shared);
         fill_table(m.bytes, kMaxCodeBits, shared + kArchiveTableOffset, lane, kLanes);
-        __syncwarp();
         decode_row(m, chunk, shared, lane, begin, end, out);
-        __syncwarp();  // patches come after what they replace
+        __syncwarp();  // patches come after what they replace, and so does NaN
         if (!patch_row(m, chunk, lane, begin, end, out)) flaw = Flaw::kChunkPatch;
       }
     }
   }
   if (flaw == Flaw::kNone) return;
   if (lane == 0) report(a.status, flaw, 0, place);
-  __syncwarp();
   fill_row_with_nan(out, columns, lane, kLanes);
 }
 

@@ -96,7 +96,7 @@ static __device__ __forceinline__ StageRow read_raw_row(const uint8_t* stage, co
   return {place.odd ? a.y : a.x, place.odd ? a.w : a.z};
 }
 
-// Number `rank` of the bits that are set in 8 bits.
+// Number `rank` of the bits that are set in 8 bits; no bit's number where there are not so many.
 static __device__ __forceinline__ uint32_t set_bit(uint32_t bits, uint32_t rank) {
   for (uint32_t i = 0; i < rank; i++) bits &= bits - 1;
   return __ffs(bits) - 1;
@@ -115,7 +115,6 @@ static __device__ __forceinline__ bool apply_row_patches(const uint8_t* patches,
     const uint32_t patch = mine ? load_word(patches + 4 * (first + lane)) : 0;
     const uint32_t ends = __ballot_sync(kAll, mine && !(patch & kPatchContinues));
     const uint32_t rank = done + __popc(ends & ptx::lanes_before());
-    if (__any_sync(kAll, mine && rank >= patched)) return false;
     done += __popc(ends);
     const uint32_t holder = patch_place(patch) / kRegisters, reg = patch_place(patch) % kRegisters;
     const bool here = mine && holder / 4 == place.first_lane / 4 && reg % 2 == place.odd;
