@@ -94,6 +94,10 @@ CASES = {
         "setmaxnreg_of_one_warp": Case(Kind.REGISTER_POOL, threads=128),
         "setmaxnreg_beyond_the_pool": Case(Kind.DEADLOCK, threads=384, words=384),
     },
+    "products": {
+        "decoded_to_shared": Case(Kind.RACE, threads=128, shared=2 * 64 * 128 + 16 * 128, words=128 * 8),
+        "warpgroups_in_turns": Case(Kind.RACE, threads=256, shared=TILES, words=256 * 8),
+    },
     "pipelines": {
         "stages_of_thread_copies": Case(Kind.RACE, threads=64, words=1024),
         "thread_copies_through_a_barrier": Case(Kind.RACE, threads=64),

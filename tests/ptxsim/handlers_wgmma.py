@@ -220,7 +220,7 @@ def _matrix(product: _Product, bits: int, rows: int, mn_major: bool, read) -> np
         return None
     addresses = wgmma.element_addresses(descriptor, rows, mn_major)
     shared = access.warp.cta.shared
-    if not shared.async_read_granules(access, np.unique(addresses >> 4)):
+    if not shared.async_read_granules(access, np.unique(addresses >> 4), access.warp.index // WARPS):
         return None
     return read(shared.data.view(np.uint16)[addresses >> 1].astype(np.uint64).reshape(-1)).reshape(addresses.shape)
 

@@ -190,14 +190,14 @@ class Region:
             return None
         return self.data[low : low + size]
 
-    def async_read_granules(self, access: AsyncAccess, granules: np.ndarray) -> bool:
+    def async_read_granules(self, access: AsyncAccess, granules: np.ndarray, chain: int) -> bool:
         """Checks and records a read of 16-byte granules, given by their sorted addresses / 16, in shared memory."""
         low, high = int(granules[0]) << 4, int(granules[-1] + 1) << 4
         if (
             low < 0
             or high > self.size
             or not self.shadow.async_read_granules(
-                access.agent, access.knowledge, granules, access.index, access.conflict
+                access.agent, access.knowledge, granules, access.index, chain, access.conflict
             )
         ):
             access.report(Kind.OUT_OF_BOUNDS, f"reads bytes from {self.describe(low)} to {self.describe(high - 1)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,20 @@ _PAGE_SHIFT = 14
 
 # conflict(kind, rows, detail, other): rows are those of the access, other an instruction's index or -1
 Conflict = Callable[[Kind, np.ndarray, str, int], None]
+
+
+class _AsyncRead(NamedTuple):
+    low: int
+    high: int
+    agent: int
+    at: int  # instruction
+    granules: np.ndarray | None  # of 16 bytes, that were read; None: all of them
+    chain: int  # of readers that complete in order, -1: of none
+
+    def replaces(self, other: _AsyncRead) -> bool:
+        """Who knows that this one is complete knows it of the other as well."""
+        same = self.chain >= 0 and self[:2] == other[:2] and self.chain == other.chain
+        return same and np.array_equal(self.granules, other.granules)
 
 
 class Shadow:
@@ -29,8 +44,7 @@ class Shadow:
         self._reads = Accesses(size)
         self._atomics = Accesses(size)
         self._strong_reads = Accesses(size)
-        # (low, high, agent, instruction, 16-byte granules that were read, or None for all of them)
-        self._async_reads: list[tuple[int, int, int, int, np.ndarray | None]] = []
+        self._async_reads: list[_AsyncRead] = []
 
     def set_red_zone(self, low: int, high: int) -> None:
         """The bytes belong to nothing: touching them is out of bounds."""
@@ -163,7 +177,7 @@ class Shadow:
         if not self._async_reads:
             return
         offset = index * size
-        for low, high, agent, other, granules in self._async_reads:
+        for low, high, agent, other, granules, _ in self._async_reads:
             hit = np.flatnonzero((offset < high) & (offset + size > low))
             if granules is not None and len(hit):
                 hit = hit[np.isin(offset[hit] >> 4, granules)]
@@ -189,13 +203,14 @@ class Shadow:
             conflict(Kind.UNINITIALISED_MEMORY, _NO_ROWS, "reads bytes never written", -1)
         self._async_against_writes(agent, knowledge, lambda i: low + i, stamps, conflict, "reads")
         self._async_against_atomics(knowledge, low, high, conflict, "reads")
-        self._async_reads.append((low, high, agent, at, None))
+        self._async_reads.append(_AsyncRead(low, high, agent, at, None, -1))
         return True
 
     def async_read_granules(
-        self, agent: int, knowledge: Knowledge, granules: np.ndarray, at: int, conflict: Conflict
+        self, agent: int, knowledge: Knowledge, granules: np.ndarray, at: int, chain: int, conflict: Conflict
     ) -> bool:
-        """The same for scattered bytes: sorted distinct granules of 16."""
+        """The same for scattered bytes: sorted distinct granules of 16. Readers of one chain complete in order, and
+        nobody waits for a later one only."""
         stamps = self._by_size[16][granules].ravel()
         if stamps.min(initial=1) < 0:
             return False
@@ -208,7 +223,9 @@ class Shadow:
             for granule in granules.tolist():
                 if not self._async_against_atomics(knowledge, 16 * granule, 16 * granule + 16, conflict, "reads"):
                     break
-        self._async_reads.append((low, high, agent, at, granules))
+        new = _AsyncRead(low, high, agent, at, granules, chain)
+        self._async_reads = [old for old in self._async_reads if not new.replaces(old)]
+        self._async_reads.append(new)
         return True
 
     def async_write(self, agent: int, knowledge: Knowledge, low: int, high: int, at: int, conflict: Conflict) -> bool:
@@ -224,7 +241,7 @@ class Shadow:
             accesses.forget_range(low, high)
         kept = []
         for entry in self._async_reads:
-            start, end, reader, other, granules = entry
+            start, end, reader, other, granules, _ = entry
             overlaps = start < high and end > low
             if overlaps and granules is not None:
                 overlaps = bool(((granules >= low >> 4) & (granules <= (high - 1) >> 4)).any())
