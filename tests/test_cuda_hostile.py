@@ -27,6 +27,7 @@ def _packed(layout: str) -> np.ndarray:
 
 
 PACKED = {layout: _packed(layout) for layout in LAYOUTS}
+WEIGHTS = SHAPES["archive"][0] * SHAPES["archive"][1]
 COLUMNS = {layout: SHAPES[layout][1] for layout in LAYOUTS}
 EXAMPLES = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MORE_EXAMPLES = settings(EXAMPLES, max_examples=100)
@@ -266,20 +267,38 @@ def test_patches_that_go_on_behind_their_end() -> None:
     check(packed, COLUMNS["huffman"])
 
 
-def test_archive_patches_of_one_pair() -> None:
-    """Two threads would write one place."""
+@pytest.mark.parametrize("last", [None, WEIGHTS // 2 + 1, 0xFFFFFFFF])
+def test_positions_of_archive_patches(last: int | None) -> None:
+    """All the same (None): two threads would write one place. Or the last one lies behind the chunk's weights."""
     packed = PACKED["archive"].copy()
     flat = packed.reshape(-1)
     data = int(flat[64:72].view("<u8")[0])
     patches = int(flat[data : data + 4].view("<u4")[0])
     assert patches > 2
-    weights = SHAPES["archive"][0] * SHAPES["archive"][1]
-    positions = data + 16 + (weights + 15) // 16 * 16
-    flat[positions : positions + 4 * patches].view("<u4")[:] = 5
+    at = data + 16 + (WEIGHTS + 15) // 16 * 16
+    positions = flat[at : at + 4 * patches].view("<u4")
+    if last is None:
+        positions[:] = 5
+    else:
+        positions[-1] = last
     seal(packed)
     with pytest.raises(native.Error, match=r"^packed: chunk 0: its patches"):
         Loaded(torch.from_numpy(packed), COLUMNS["archive"]).unpack()
     check(packed, COLUMNS["archive"])
+
+
+@pytest.mark.parametrize("layout", ["huffman", "archive"])
+def test_more_codes_than_there_is_space_for(layout: str) -> None:
+    packed = PACKED[layout].copy()
+    counts = packed.reshape(-1)[128:160].view("<u2")
+    longest = int(np.flatnonzero(counts)[-1])
+    # The same number of codes, so the rest of the header stays as it is: all of the length of one bit.
+    counts[1], counts[2:] = counts.sum(), 0
+    assert counts[1] > 2 and longest > 1
+    seal(packed)
+    with pytest.raises(native.Error, match="code"):
+        Loaded(torch.from_numpy(packed), COLUMNS[layout]).unpack()
+    check(packed, COLUMNS[layout])
 
 
 @pytest.mark.parametrize("layout", ["huffman", "nibble"])

@@ -163,6 +163,15 @@ def test_fallbacks():
     assert layout_of(check(content("any bits", (64, 128)), "nibble")) == "raw"
 
 
+@pytest.mark.parametrize("scaled, layout", [(0, "huffman"), (1, "nibble"), (190, "nibble"), (191, "huffman")])
+def test_how_far_exponents_can_be_scaled(scaled, layout):
+    """One exponent outside the window, at the ends of what can be stored as a patch."""
+    base = 125 if scaled < 100 else 40
+    array = (np.arange(64 * 128).reshape(64, 128) % 16 + base << 7).astype(np.uint16)
+    array[5, 77] = scaled + base - 112 << 7
+    assert layout_of(check(array, "nibble")) == layout
+
+
 @pytest.mark.parametrize("complete_halves", [False, True])
 @pytest.mark.parametrize("shape", [(1, 130000), (3, 5)], ids=str)
 def test_counts(shape, complete_halves):

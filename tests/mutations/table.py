@@ -85,7 +85,7 @@ MUTATIONS = (
     Mutation(
         "a row's patches race with what they replace",
         "embedding_archive.cu",
-        "        __syncwarp();  // patches come after what they replace\n",
+        "        __syncwarp();  // patches come after what they replace, and so does NaN\n",
         "",
         LOOKUP,
     ),
