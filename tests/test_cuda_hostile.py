@@ -315,3 +315,47 @@ def test_sections_of_warps_behind_the_last_row(layout: str) -> None:
         with pytest.raises(native.Error, match=r"^packed: stage 0, warp 3: its patches"):
             Loaded(torch.from_numpy(packed), 40).unpack()
         check(packed, 40)
+
+
+def _mixed_stack(rows: int, columns: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """One matrix of each layout, and its weights: no packer makes such a stack, and every matrix is right."""
+    weights = [content(NAMES[layout] if layout != "raw" else "specials", (rows, columns), seed=i)
+               for i, layout in enumerate(LAYOUTS)]  # fmt: skip
+    parts = [
+        pack(torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16), layout).numpy().reshape(-1)
+        for bits, layout in zip(weights, LAYOUTS, strict=True)
+    ]
+    row_bytes = -(-max(part.size for part in parts) // (128 * rows)) * 128
+    stack = np.zeros((len(parts), rows, row_bytes), np.uint8)
+    for matrix, part in zip(stack, parts, strict=True):
+        matrix.reshape(-1)[: part.size] = part
+    return stack, weights
+
+
+def test_stacks_of_every_layout() -> None:
+    stack, weights = _mixed_stack(66, 130)
+    loaded = Loaded(torch.from_numpy(stack), 130)
+    loaded.verify()
+    got = loaded.unpack()
+    assert np.array_equal(got.view(torch.int16).numpy().view(np.uint16), np.stack(weights))
+    for layout, name in enumerate(LAYOUTS):
+        other = 0 if layout else 1
+        with pytest.raises(native.Error, match=f"^layout: {name}, but matrix {other} is {LAYOUTS[other]}"):
+            Loaded(torch.from_numpy(stack), 130, layout=layout).unpack()
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_one_damaged_matrix_of_a_stack(number: int) -> None:
+    """Its index goes backwards, or gives two units one place: the others are decoded, and it is named."""
+    stack, _ = _mixed_stack(66, 130)
+    index = index_of(stack[number].reshape(-1))
+    if len(index) > 2 and LAYOUTS[number] != "archive":
+        index[1], index[2] = int(index[2]), int(index[1])
+    else:
+        stack[number].reshape(-1)[24] += 1  # an archive's one chunk: its header means another matrix
+    seal(stack[number])
+    loaded = Loaded(torch.from_numpy(stack), 130)
+    with pytest.raises(native.Error):
+        loaded.unpack()
+    assert loaded.damage()[1] == number
+    assert cpu(stack, 130) is None
