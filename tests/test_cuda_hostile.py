@@ -319,7 +319,7 @@ def test_sections_of_warps_behind_the_last_row(layout: str) -> None:
 
 def _mixed_stack(rows: int, columns: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """One matrix of each layout, and its weights: no packer makes such a stack, and every matrix is right."""
-    weights = [content(NAMES[layout] if layout != "raw" else "specials", (rows, columns), seed=i)
+    weights = [content("any bits" if layout == "raw" else "trained", (rows, columns), seed=i)
                for i, layout in enumerate(LAYOUTS)]  # fmt: skip
     parts = [
         pack(torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16), layout).numpy().reshape(-1)
@@ -333,21 +333,19 @@ def _mixed_stack(rows: int, columns: int) -> tuple[np.ndarray, list[np.ndarray]]
 
 
 def test_stacks_of_every_layout() -> None:
-    stack, weights = _mixed_stack(66, 130)
+    stack, weights = _mixed_stack(3, 130)
     loaded = Loaded(torch.from_numpy(stack), 130)
-    loaded.verify()
     got = loaded.unpack()
     assert np.array_equal(got.view(torch.int16).numpy().view(np.uint16), np.stack(weights))
-    for layout, name in enumerate(LAYOUTS):
-        other = 0 if layout else 1
-        with pytest.raises(native.Error, match=f"^layout: {name}, but matrix {other} is {LAYOUTS[other]}"):
+    for layout in (1, 3):
+        with pytest.raises(native.Error, match=f"^layout: {LAYOUTS[layout]}, but matrix 0 is raw"):
             Loaded(torch.from_numpy(stack), 130, layout=layout).unpack()
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_one_damaged_matrix_of_a_stack(number: int) -> None:
     """Its index goes backwards, or gives two units one place: the others are decoded, and it is named."""
-    stack, _ = _mixed_stack(66, 130)
+    stack, _ = _mixed_stack(3, 130)
     index = index_of(stack[number].reshape(-1))
     if len(index) > 2 and LAYOUTS[number] != "archive":
         index[1], index[2] = int(index[2]), int(index[1])
