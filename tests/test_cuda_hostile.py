@@ -187,6 +187,18 @@ def test_units_far_outside(layout: str) -> None:
     check(packed, COLUMNS[layout])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+def test_stages_without_room_for_signs(layout: str) -> None:
+    packed = PACKED[layout].copy()
+    index_of(packed.reshape(-1))[1] = 1
+    seal(packed)
+    with pytest.raises(
+        native.Error, match="^packed: the index gives stage 0 a place outside the data, or one too small"
+    ):
+        Loaded(torch.from_numpy(packed), COLUMNS[layout]).unpack()
+    check(packed, COLUMNS[layout])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_end_that_is_cut_off(layout: str) -> None:
     used = int(PACKED[layout].reshape(-1)[40:48].view("<u8")[0])
