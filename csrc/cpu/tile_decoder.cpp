@@ -49,8 +49,7 @@ TileDecoder::Stage TileDecoder::open_stage() const {
   for (int w = 0; w < kWarps; w++) {
     const WarpHeader h = stage.warps[w];
     const uint32_t mask = matrix_.layout == Layout::kNibble && h.has_zero_rows();
-    if (h.section() < sections || h.section() + 4 * (mask + h.patches()) > stage.size)
-      damage(Flaw::kSection, w);
+    if (h.section() < sections || h.section() + 4 * (mask + h.patches()) > stage.size) damage(Flaw::kSection, w);
   }
   return stage;
 }
