@@ -17,6 +17,8 @@ from reference_cases import content, seal
 from samples import LAYOUTS, assert_same_bits
 from torch import Tensor
 
+from unweight_ext import reference
+
 SHAPES = {"raw": (3, 130), "huffman": (66, 257), "nibble": (65, 256), "archive": (100, 257)}
 NAMES = {"raw": "any bits", "huffman": "half noise", "nibble": "few outsiders", "archive": "half noise"}
 
@@ -302,11 +304,13 @@ def test_positions_of_archive_patches(last: int | None) -> None:
 @pytest.mark.parametrize("layout", ["huffman", "archive"])
 def test_more_codes_than_there_is_space_for(layout: str) -> None:
     packed = PACKED[layout].copy()
-    counts = packed.reshape(-1)[128:160].view("<u2")
-    longest = int(np.flatnonzero(counts)[-1])
-    # The same number of codes, so the rest of the header stays as it is: all of the length of one bit.
+    flat = packed.reshape(-1)
+    counts = flat[128:160].view("<u2")
+    # The same number of codes, so the rest of the header stays as it is, but the table's id: all of one bit.
     counts[1], counts[2:] = counts.sum(), 0
-    assert counts[1] > 2 and longest > 1
+    assert counts[1] > 2
+    table = flat[128 : 160 + 2 * int(counts[1])]
+    flat[72:80].view("<u8")[0] = reference.checksum(np.append(table, np.zeros(-len(table) % 4, np.uint8)))
     seal(packed)
     with pytest.raises(native.Error, match="code"):
         Loaded(torch.from_numpy(packed), COLUMNS[layout]).unpack()
