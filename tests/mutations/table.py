@@ -34,6 +34,13 @@ MUTATIONS = (
     ),
     Mutation("warps don't wait for a stage", "unpack_tiled.cu", "    wait(ring.full(), ring.phase);\n", "", UNPACK),
     Mutation(
+        "a wait that doesn't try again",
+        "unpack_tiled.cu",
+        "while (!ptx::mbarrier_try_wait(barrier, parity)) {",
+        "if (!ptx::mbarrier_try_wait(barrier, parity)) {",
+        UNPACK,
+    ),
+    Mutation(
         "rows are stored before all lanes have decoded them",
         "unpack_tiled.cu",
         "    __syncwarp();  // the stage is read, and the tile is written\n",
