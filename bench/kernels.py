@@ -6,13 +6,14 @@ For each weight: bytes of memory, wavefronts of shared memory and PTX instructio
 on small packed matrices (bench/simulated.py); SASS instructions by pipe, estimated from those (bench/sass_places.py).
 From them and the rates of bench/model.py come the bound, in BF16 GB/s that the whole GPU can't pass, and what it is
 that limits. The bound assumes that all latency is hidden: "warps" are those that an SM holds, "a warp" is how many
-instructions each must issue a clock to get there. Ends with 3 where a tool is missing.
+instructions each must issue a clock to get there. All cases take a few minutes. Ends with 3 where a tool is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -39,7 +40,7 @@ MISSING_TOOL = 3
 LEAST_SHARE = 0.01
 
 
-def require_tools() -> None:
+def require_tools(plot: bool) -> None:
     """Raises ToolkitError naming what is missing."""
     nvcc, nvdisasm = cuda_toolkit.find_nvcc(), cuda_toolkit.find_program("nvdisasm")
     if nvcc is None:
@@ -48,6 +49,8 @@ def require_tools() -> None:
         raise ToolkitError("nvdisasm is neither in site-packages nor on the path: pip install nvidia-cuda-nvdisasm")
     if find_spec("pybind11") is None:
         raise ToolkitError("pybind11 isn't installed: pip install pybind11")
+    if plot and find_spec("matplotlib") is None:
+        raise ToolkitError("--plot: matplotlib isn't installed: pip install matplotlib")
 
 
 def compiled_kernels(kernels: set[str]) -> tuple[dict[str, list], dict[str, int]]:
@@ -172,16 +175,20 @@ def picture(rows: list[dict]) -> Figure:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help='some of them: "unpack huffman" (default: all)')
+    cases_help = '"unpack huffman", say (default: all; a wrong name lists them)'
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=cases_help)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the picture (needs matplotlib)")
-    parser.add_argument("--places", type=int, default=0, metavar="N", help="the N lines with most instructions, too")
+    parser.add_argument("--places", type=int, default=0, metavar="N", help="a kernel's N costliest lines, too")
     options = parser.parse_args(arguments)
     known = list(simulated.cases())
     if unknown := [case for case in options.cases if case not in known]:
-        parser.error(f"{unknown[0]!r}: expected one of {', '.join(known)}")
+        # One a line: a name has a comma.
+        parser.error("\n  ".join([f"{unknown[0]!r}: expected one of", *known]))
+    if options.plot and not options.plot.absolute().parent.is_dir():
+        parser.error(f"--plot {options.plot}: there is no such folder")
     try:
-        require_tools()
+        require_tools(options.plot is not None)
         rows = rows_of(options.cases or known)
     except ToolkitError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -189,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.plot:
         picture(rows).savefig(options.plot, dpi=100)
     if options.json:
-        command = " ".join(["python", *sys.argv])
+        command = shlex.join(["python", *sys.argv])
         print(json.dumps({"predicted": True, "machine": machine(), "command": command, "rows": rows}, indent=2))
     else:
         print(f"Predicted, not measured. {machine()}\n")

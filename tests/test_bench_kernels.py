@@ -237,7 +237,7 @@ def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
-    assert printed["predicted"] is True and printed["command"].endswith(" unpack raw")
+    assert printed["predicted"] is True and printed["command"].endswith(" 'unpack raw'")
     assert (tmp_path / "kernels.png").read_bytes().startswith(b"\x89PNG")
     (row,) = [row for row in printed["rows"] if row["kernel"] == "unweight_unpack_raw"]
     assert Demand(**row["demand"]).hbm_bytes == pytest.approx(4, rel=0.02)
@@ -245,4 +245,10 @@ def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
 
 def test_an_unknown_case_is_an_error() -> None:
     done = subprocess.run([sys.executable, ROOT / "bench" / "kernels.py", "unpack zip"], capture_output=True, text=True)
-    assert done.returncode == 2 and "'unpack zip': expected one of unpack raw, verify raw" in done.stderr
+    assert done.returncode == 2 and "'unpack zip': expected one of\n  unpack raw\n  verify raw\n" in done.stderr
+
+
+def test_a_plot_that_has_no_folder_is_an_error_before_anything_runs(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "bench" / "kernels.py", "--plot", tmp_path / "none" / "kernels.png", "unpack raw"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.endswith("kernels.png: there is no such folder\n")
