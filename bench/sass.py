@@ -2,8 +2,8 @@
 
     python bench/sass.py [--json] [FILE.cu ...]
 
-Loops and weights come from comments in the files (tools/check_cubin.py). What an inner loop, a patch or a report adds
-isn't in a number.
+Loops and weights come from comments in the files (tools/check_cubin.py); a kernel without them has – in the table. What
+an inner loop, a patch or a report adds isn't in a number. "budget" is the most that the tests allow.
 """
 
 from __future__ import annotations
@@ -72,10 +72,12 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help="default: csrc/cuda/*.cu")
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.cu", help="default: csrc/cuda/*.cu")
+    parser.add_argument("--json", action="store_true", help="print a JSON list, an object for each kernel")
     arguments = parser.parse_args()
+    if missing := [str(file) for file in arguments.files if not file.is_file()]:
+        parser.error(f"no such file: {', '.join(missing)}")
     try:
         rows = measure(arguments.files or native_build.cuda_sources())
     except ToolkitError as error:
