@@ -16,7 +16,7 @@ from .program import Kernel, Module
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "ptx"
-CSRC = Path(os.environ.get("UNWEIGHT_CSRC", ROOT / "csrc"))  # tests/kernel_mutations.py names a broken copy
+CSRC = Path(os.environ.get("UNWEIGHT_CSRC", ROOT / "csrc"))  # tests/mutations names a broken copy
 
 sys.path.insert(0, str(ROOT / "tools"))
 import cuda_toolkit  # noqa: E402
