@@ -80,7 +80,7 @@ MUTATIONS = (
         "archive.cuh",
         "    words.drain();\n",
         "",
-        (*HOSTILE, "-k", "pair"),
+        (*HOSTILE, "-k", "positions"),
     ),
     Mutation(
         "patches race with what they replace",
