@@ -3,7 +3,8 @@
     python tests/mutations [NAME …]     all of them: about fifteen minutes on two cores
 
 Prints a table of the mutation, the test that failed and what it said; exits 1 if one went unnoticed. The tests run the
-kernels of a copy of csrc/ (UNWEIGHT_CSRC), so the sources stay as they are.
+kernels of a copy of csrc/ (UNWEIGHT_CSRC), so the sources stay as they are. First they run without a mutation, since
+tests that fail anyway would notice nothing.
 """
 
 from __future__ import annotations
@@ -82,14 +83,20 @@ def print_table(found: dict[str, Noticed | None]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python tests/mutations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="mutations whose name holds one of these")
+    parser.add_argument("--list", action="store_true", help="name the mutations and run nothing")
     parser.add_argument("--json", action="store_true", help="an object from names to tests instead of a Markdown table")
     parser.add_argument("--jobs", type=int, default=2, help="so many at once (default: 2)")
     arguments = parser.parse_args()
     chosen = [m for m in MUTATIONS if not arguments.names or any(name in m.name for name in arguments.names)]
     if not chosen:
         parser.error(f"no mutation's name holds one of {arguments.names}")
+    if arguments.list:
+        print("\n".join(mutation.name for mutation in chosen))
+        return 0
     check_unmutated(chosen)
     found: dict[str, Noticed | None] = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
