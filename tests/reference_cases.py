@@ -91,8 +91,9 @@ def seal(packed: np.ndarray) -> None:
     if not (0 < n < 1 << 20 and 0 < k < 1 << 20 and 0 < index_offset < sums_offset < data_offset <= flat.size):
         return
     blocks, units = reference._blocks_and_units(layout, n, k)
-    index = flat[index_offset:][: 4 * (units + 1)].view("<u4").astype(int)
-    if len(index) == units + 1 and sums_offset + 8 * blocks <= data_offset:
+    index_bytes = flat[index_offset:][: 4 * (units + 1)]
+    if len(index_bytes) == 4 * (units + 1) and sums_offset + 8 * blocks <= data_offset:
+        index = index_bytes.view("<u4").astype(int)
         starts = (data_offset + 16 * index)[:: units // blocks]
         for b, (start, end) in enumerate(itertools.pairwise(starts)):
             data = flat[start:end]

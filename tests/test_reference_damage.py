@@ -58,6 +58,14 @@ FIELDS = {  # offset, format
 }  # fmt: skip
 
 
+def test_a_header_that_promises_more_index_than_there_are_bytes():
+    packed = reference.pack(content("any bits", (3, 130)), "raw")
+    packed.reshape(-1)[24:32].view("<u8")[0] = 525889  # N; an index cut off within a word
+    seal(packed)
+    with pytest.raises(ValueError):
+        reference.unpack(packed)
+
+
 @settings(max_examples=400, deadline=None)
 @given(layout=st.sampled_from(LAYOUTS), field=st.sampled_from(list(FIELDS)), data=st.data())
 def test_hostile_header(layout, field, data):

@@ -4,7 +4,7 @@
 //
 // expects: UBLKCP
 // hot loop: unweight_embedding_tiles 16 VOTE
-// budget: unweight_embedding_tiles 10.5
+// budget: unweight_embedding_tiles 6.5
 #include "code_table.cuh"
 #include "embedding_shared.h"
 #include "ids.cuh"

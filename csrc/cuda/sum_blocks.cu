@@ -1,4 +1,8 @@
 // Checksums of the blocks that the writing kernels wrote, into their place in front of the data.
+// A turn of the loop takes 64 bytes, which are 47 weights of huffman.
+//
+// hot loop: unweight_sum_blocks 47 LDG.E.NA.128.CONSTANT
+// budget: unweight_sum_blocks 2.25
 #include "checksum.cuh"
 #include "encode.h"
 
