@@ -94,12 +94,8 @@ __device__ __forceinline__ uint32_t scaled_exponents(uint32_t base_pair, uint32_
 extern "C" __global__ void __launch_bounds__(kEncodeThreads)
     unweight_size_nibble(const __grid_constant__ EncodeArgument a) {
   __shared__ WarpTile tiles[kWarps];
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const StagePlace at(a.band);
-  const BandMatrix matrix(a, at.matrix);
-  const WarpRows rows = warp_rows(a.band, matrix, at.block, at.stage, warp);
-  fill_tile(tiles[warp], rows, {0, false}, lane);
-  const NibbleTile tile(tiles[warp], rows, a.nibble_base, lane);
+  const StageWarp w(a, tiles);
+  const NibbleTile tile(w.tile, w.rows, a.nibble_base, w.lane);
   uint32_t patches = 0;
   bool all_fit = true;
 #pragma unroll 2
@@ -118,27 +114,23 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads)
   }
   patches = __reduce_add_sync(kAllLanes, patches);
   all_fit = __all_sync(kAllLanes, all_fit && patches <= kMaxWarpPatches);
-  if (lane != 0) return;
+  if (w.lane != 0) return;
   if (!all_fit) atomicOr(reinterpret_cast<uint32_t*>(a.misfits), 1);
-  matrix.sizes[at.unit * kWarps + warp] = make_warp_size(0, all_fit ? patches : 0, tile.zero_rows != 0, false);
+  w.matrix.sizes[w.at.unit * kWarps + w.warp] = make_warp_size(0, all_fit ? patches : 0, tile.zero_rows != 0, false);
 }
 
 // A CTA a stage. Reads sizes, nibble_base and the fields for writing.
 extern "C" __global__ void __launch_bounds__(kEncodeThreads)
     unweight_write_nibble(const __grid_constant__ EncodeArgument a) {
   __shared__ WarpTile tiles[kWarps];
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const StagePlace at(a.band);
-  const BandMatrix matrix(a, at.matrix);
-  const WarpRows rows = warp_rows(a.band, matrix, at.block, at.stage, warp);
-  fill_tile(tiles[warp], rows, {0, false}, lane);
-  const NibbleTile tile(tiles[warp], rows, a.nibble_base, lane);
+  const StageWarp w(a, tiles);
+  const NibbleTile tile(w.tile, w.rows, a.nibble_base, w.lane);
 
-  uint8_t* const out = matrix.stage(at.unit);
-  const Section section = warp_section(matrix, at.unit, warp, kNibbleSections);
+  uint8_t* const out = w.matrix.stage(w.at.unit);
+  const Section section = warp_section(w.matrix, w.at.unit, w.warp, kNibbleSections);
   const bool zero_rows = tile.zero_rows != 0;
   PatchWriter patches{reinterpret_cast<uint32_t*>(out + section.begin) + zero_rows};
-  auto* const nibbles = reinterpret_cast<uint2*>(out + kHuffmanSections + warp * kWarpNibbleBytes);
+  auto* const nibbles = reinterpret_cast<uint2*>(out + kHuffmanSections + w.warp * kWarpNibbleBytes);
 #pragma unroll 1
   for (int pair = 0; pair < kKSteps / 2; pair++) {
     uint32_t plane[4], words[2];
@@ -155,19 +147,19 @@ extern "C" __global__ void __launch_bounds__(kEncodeThreads)
       plane[2 * k] = merge_signs_mantissas(registers[0], registers[1]);
       plane[2 * k + 1] = merge_signs_mantissas(registers[2], registers[3]);
       words[k] = encode_nibbles(codes);
-      patches.add(2 * pair + k, lane, outside, registers, [&](uint32_t weights) {
+      patches.add(2 * pair + k, w.lane, outside, registers, [&](uint32_t weights) {
         bool fits;
         return scaled_exponents(tile.base_pair, weights, fits);
       });
     }
-    store_plane(out, warp, pair, lane, make_uint4(plane[0], plane[1], plane[2], plane[3]));
-    nibbles[pair * kLanes + lane] = make_uint2(words[0], words[1]);
+    store_plane(out, w.warp, pair, w.lane, make_uint4(plane[0], plane[1], plane[2], plane[3]));
+    nibbles[pair * kLanes + w.lane] = make_uint2(words[0], words[1]);
   }
-  if (lane == 0) {
-    store_word(out, 4 * warp, make_warp_header(section.begin, zero_rows, patches.ksteps, patches.count));
+  if (w.lane == 0) {
+    store_word(out, 4 * w.warp, make_warp_header(section.begin, zero_rows, patches.ksteps, patches.count));
     if (zero_rows) store_word(out, section.begin, tile.zero_rows);
   }
-  if (warp == kWarps - 1) store_stage_end(out, section.end(), lane);
+  if (w.warp == kWarps - 1) store_stage_end(out, section.end(), w.lane);
 }
 
 }  // namespace unweight::cuda

@@ -7,11 +7,8 @@ namespace unweight::cuda {
 extern "C" __global__ void __launch_bounds__(kEncodeThreads)
     unweight_write_raw(const __grid_constant__ EncodeArgument a) {
   __shared__ WarpTile tiles[kWarps];
-  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const StagePlace at(a.band);
-  const BandMatrix matrix(a, at.matrix);
-  fill_tile(tiles[warp], warp_rows(a.band, matrix, at.block, at.stage, warp), {0, false}, lane);
-  write_raw_warp(tiles[warp], matrix.stage(at.unit), warp, lane);
+  const StageWarp w(a, tiles);
+  write_raw_warp(w.tile, w.matrix.stage(w.at.unit), w.warp, w.lane);
 }
 
 }  // namespace unweight::cuda

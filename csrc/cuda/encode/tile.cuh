@@ -101,6 +101,25 @@ __device__ __forceinline__ void fill_tile(WarpTile& tile, const WarpRows& from, 
   __syncwarp();
 }
 
+// What a warp of a CTA that has a stage begins with. The rows are in the warp's tile when it is made; padding is 0.
+struct StageWarp {
+  int warp, lane;
+  StagePlace at;
+  BandMatrix matrix;
+  WarpRows rows;
+  const WarpTile& tile;
+
+  __device__ __forceinline__ StageWarp(const EncodeArgument& a, WarpTile (&tiles)[kWarps])
+      : warp(threadIdx.x / kLanes),
+        lane(threadIdx.x % kLanes),
+        at(a.band),
+        matrix(a, at.matrix),
+        rows(warp_rows(a.band, matrix, at.block, at.stage, warp)),
+        tile(tiles[warp]) {
+    fill_tile(tiles[warp], rows, {0, false}, lane);
+  }
+};
+
 // A lane's A registers of a k-step.
 __device__ __forceinline__ void load_registers(const WarpTile& tile, int kstep, int lane,
                                                uint32_t (&registers)[kRegisters]) {
