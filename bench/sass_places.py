@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+import check_cubin
 import cuda_toolkit
 import sass
 
@@ -71,8 +72,7 @@ def compile_file(source: Path) -> Compiled:
         cubin = Path(folder) / "kernels.cubin"
         flags = ["-cubin", "-Xptxas", "-v", *cuda_toolkit.COMPILE_FLAGS, *cuda_toolkit.CUBIN_FLAGS]
         messages = _output_of(nvcc.path, *flags, source, "-o", cubin)
-        found = re.findall(r"Function properties for (\S+)\n.*?\n.*?Used (\d+) registers", messages)
-        return Compiled(_output_of(nvdisasm, "-c", "-gi", cubin), {name: int(count) for name, count in found})
+        return Compiled(_output_of(nvdisasm, "-c", "-gi", cubin), check_cubin.registers_in(messages))
 
 
 def _output_of(*command: object) -> str:

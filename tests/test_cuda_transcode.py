@@ -270,7 +270,6 @@ def same_as_on_cpu(packed: Tensor, target: str, in_features: int) -> None:
     """Either both say that the bytes are damaged, or both give the same. The interpreter reports whatever kernels do
     that they must not."""
     try:
-        # Portable code looks at all warps of a stage, as kernels do, AVX-512 code only at those with rows below N.
         with capability("portable"):
             expected = on_cpu(packed, target)
     except ValueError:

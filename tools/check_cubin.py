@@ -27,6 +27,12 @@ REGISTERS = 65536  # of a multiprocessor
 UNDERSTOOD = re.compile(r"// (expects: \S.*|hot loop: \S+ \d+( \S+)?|budget: \S+ \d+(\.\d+)?)$")
 
 
+def registers_in(ptxas: str) -> dict[str, int]:
+    """Of a thread, by kernel, as `ptxas -v` says."""
+    found = re.findall(r"Function properties for (\S+)\n.*?\n.*?Used (\d+) registers", ptxas)
+    return {name: int(count) for name, count in found}
+
+
 @dataclass(frozen=True)
 class HotLoop:
     """What a file says of a kernel's hot loop, and what ptxas made of it."""
@@ -53,12 +59,7 @@ class Compiled:
 
     def registers(self) -> dict[str, int]:
         """Of each kernel."""
-        return {
-            name: int(count)
-            for name, count in re.findall(
-                r"Function properties for (\S+)\n.*?\n.*?Used (\d+) registers", self.ptxas, re.MULTILINE
-            )
-        }
+        return registers_in(self.ptxas)
 
     def launch_bounds(self) -> dict[str, tuple[int, int]]:
         """Threads of a CTA at most and CTAs of a multiprocessor at least (1 if the kernel doesn't say)."""

@@ -52,32 +52,29 @@ def fraction_to_odd(exact: Fraction) -> float:
     return float(to_odd(np.array(near), np.array(float(np.sign(missing)))))
 
 
-def _to_single(value: np.ndarray, mode: str) -> np.ndarray:
-    near = value.astype(np.float32)
+def _directed(value: np.ndarray, kind: type[np.floating], mode: str) -> np.ndarray:
+    """As `kind`, by mode rn, rm, rp or rz."""
+    near = value.astype(kind)
     if mode == "rn":
         return near
     back = near.astype(np.float64)
     if mode == "rm":
-        return np.where(back > value, np.nextafter(near, np.float32(-np.inf)), near)
+        return np.where(back > value, np.nextafter(near, kind(-np.inf)), near)
     if mode == "rp":
-        return np.where(back < value, np.nextafter(near, np.float32(np.inf)), near)
-    cut = np.where(np.abs(back) > np.abs(value), np.nextafter(near, np.float32(0)), near)
-    if mode == "rz":
-        return cut
-    inexact = (cut.astype(np.float64) != value) & ~np.isnan(value)  # mode "odd"
+        return np.where(back < value, np.nextafter(near, kind(np.inf)), near)
+    return np.where(np.abs(back) > np.abs(value), np.nextafter(near, kind(0)), near)
+
+
+def _to_single(value: np.ndarray, mode: str) -> np.ndarray:
+    if mode != "odd":
+        return _directed(value, np.float32, mode)
+    cut = _directed(value, np.float32, "rz")
+    inexact = (cut.astype(np.float64) != value) & ~np.isnan(value)
     return np.where(inexact, cut.view(np.uint32) | np.uint32(1), cut.view(np.uint32)).view(np.float32)
 
 
 def _to_half(value: np.ndarray, mode: str) -> np.ndarray:
-    near = value.astype(np.float16)
-    if mode == "rn":
-        return near
-    back = near.astype(np.float64)
-    if mode == "rm":
-        return np.where(back > value, np.nextafter(near, np.float16(-np.inf)), near)
-    if mode == "rp":
-        return np.where(back < value, np.nextafter(near, np.float16(np.inf)), near)
-    return np.where(np.abs(back) > np.abs(value), np.nextafter(near, np.float16(0)), near)
+    return _directed(value, np.float16, mode)
 
 
 def _to_bfloat(value: np.ndarray, mode: str) -> np.ndarray:

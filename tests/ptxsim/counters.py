@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,11 +91,7 @@ class Counters:
             traffic = self.shared[place] = SharedTraffic()
         # Conflicts don't depend on where the whole pattern lies, up to the word.
         key = (size, ((address >> np.uint64(2)) - (address[0] >> np.uint64(2))).tobytes())
-        counts = self._patterns.get(key)
-        if counts is None:
-            counts = count_wavefronts(address, size)
-            if len(self._patterns) < _CACHED_PATTERNS:
-                self._patterns[key] = counts
+        counts = self._counts_of(key, count_wavefronts, address, size)
         traffic.accesses += 1
         traffic.wavefronts += counts[0]
         traffic.least += counts[1]
@@ -107,15 +104,20 @@ class Counters:
             traffic = table[place] = GlobalTraffic()
         first = address[0] & np.uint64(~(SECTOR - 1) & (1 << 64) - 1)
         key = ("global", size, (address - first).tobytes())
-        counts = self._patterns.get(key)
-        if counts is None:
-            counts = _count_sectors(address, size)
-            if len(self._patterns) < _CACHED_PATTERNS:
-                self._patterns[key] = counts
+        counts = self._counts_of(key, _count_sectors, address, size)
         traffic.accesses += 1
         traffic.sectors += counts[0]
         traffic.used += counts[1]
         (self.regions_written if write else self.regions_read)[region.name] += SECTOR * counts[0]
+
+    def _counts_of(self, key: tuple, count: Callable, address: np.ndarray, size: int) -> tuple[int, int]:
+        """count(address, size), kept by `key` for the same pattern of addresses elsewhere."""
+        counts = self._patterns.get(key)
+        if counts is None:
+            counts = count(address, size)
+            if len(self._patterns) < _CACHED_PATTERNS:
+                self._patterns[key] = counts
+        return counts
 
     def bulk(self, region, size: int, write: bool) -> None:
         """A bulk copy between global memory (`region`) and shared memory; write: to global memory."""

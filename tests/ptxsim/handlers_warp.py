@@ -8,7 +8,7 @@ from .alu_types import UnsupportedInstruction
 from .arithmetic import generated_step
 from .checks import Kind
 from .handlers import DONE, FULL, LANES, bits_of, handles
-from .program import TYPE_BYTES, Instruction, Pair, Register, Sink, Special, Vector
+from .program import TYPE_BYTES, Instruction, Operand, Pair, Register, Sink, Special, Vector
 
 _LANE = np.arange(LANES)
 _CLOCKS = {"clock", "clock_hi", "clock64", "globaltimer"}
@@ -16,6 +16,11 @@ _CLOCKS = {"clock", "clock_hi", "clock64", "globaltimer"}
 
 def _full(value: int) -> np.ndarray:
     return np.full(LANES, value, np.uint64)
+
+
+def _with_predicate(destination: Operand) -> tuple[Operand, Operand]:
+    """Of `d|p`; the predicate of a plain `d` goes nowhere."""
+    return (destination.first, destination.second) if isinstance(destination, Pair) else (destination, Sink())
 
 
 @handles("mov")
@@ -78,10 +83,7 @@ def compile_bar_warp(instruction: Instruction):
 def compile_shfl(instruction: Instruction):
     destination, value, b, c = instruction.operands[:4]
     mode = instruction.modifiers[1]
-    if isinstance(destination, Pair):
-        destination, predicate = destination.first, destination.second
-    else:
-        predicate = Sink()
+    destination, predicate = _with_predicate(destination)
 
     def step(warp, mask):
         values = warp.read(value, mask)
@@ -143,10 +145,7 @@ def compile_vote(instruction: Instruction):
 def compile_match(instruction: Instruction):
     destination, value = instruction.operands[:2]
     every = instruction.modifiers[0] == "all"
-    if isinstance(destination, Pair):
-        destination, predicate = destination.first, destination.second
-    else:
-        predicate = Sink()
+    destination, predicate = _with_predicate(destination)
 
     def step(warp, mask):
         values = warp.read(value, mask)
