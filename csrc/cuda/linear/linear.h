@@ -1,0 +1,39 @@
+// The driver of the fused product: y = x · Wᵀ + bias with W packed, never written anywhere as BF16. Torch-free.
+#pragma once
+#include <vector>
+
+#include "../plan.h"
+#include "config.h"
+
+namespace unweight::cuda {
+
+struct LinearWeight {
+  PackedMatrices packed;  // several matrices: experts, see LinearCall::offsets
+  DeviceAddress bias;     // BF16 [matrices, out_features], or 0
+  DeviceAddress y;        // [tokens, out_features]
+  uint64_t y_stride;      // elements from row to row
+};
+
+struct LinearCall {
+  std::vector<LinearWeight> weights;  // 1…kMostWeights, all with the same in_features and number of matrices
+  uint64_t tokens;
+  DeviceAddress x;            // BF16 [tokens, in_features], a multiple of 16
+  uint64_t x_stride;          // elements from row to row, a multiple of 8
+  DeviceAddress offsets = 0;  // i32 [matrices], ends of the experts' rows; 0: one matrix
+  bool float_output = false;  // y is FP32, else BF16
+};
+
+// Nothing waits for the device. Weights that the header contradicts, and rows of 16 whose bytes are damaged, give NaN.
+// Allocates its workspace from `device`.
+void linear(Device& device, const LinearCall& call, const LinearConfig& config);
+
+// CTAs of the main launch; the workspace is for so many.
+uint32_t linear_ctas(const LinearCall& call, const LinearConfig& config, int multiprocessors);
+uint64_t record_bytes(uint32_t ctas);
+uint64_t partial_bytes(uint32_t ctas, const LinearConfig& config);
+
+// The launches: unweight_linear_<raw|huffman|nibble|any>_<tokens>, then unweight_sum_pieces.
+std::vector<LaunchPlan> plan_linear(const LinearCall& call, const LinearConfig& config, uint32_t ctas,
+                                    DeviceAddress records, DeviceAddress partials);
+
+}  // namespace unweight::cuda
