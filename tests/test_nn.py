@@ -194,7 +194,7 @@ GOOD = u.pack(weight("trained", 65, 129))
     "state, message",
     [
         ({"weight_packed": changed(GOOD, 4000, 255)}, r"weight_packed: packed: the checksum of row block"),
-        ({"weight_packed": changed(GOOD, 8, 1)}, r"weight_packed: packed: format version 1"),
+        ({"weight_packed": changed(GOOD, 8, 3)}, r"weight_packed: packed: format version 3"),
         ({"weight_packed": GOOD[:40]}, r"weight_packed: packed"),
         ({"weight_packed": GOOD.float()}, r"weight_packed: packed: dtype torch.float32, expected torch.uint8"),
         (

@@ -343,7 +343,7 @@ ops = torch.ops.unweight
         (lambda: linear(X, PACKED.view(32, -1)), "packed_w: its shape says 32 out_features, its header 64"),
         (lambda: linear(X, PACKED[:32].contiguous()), "packed"),
         (lambda: linear(X, torch.zeros_like(PACKED)), "packed: not a packed weight"),
-        (lambda: linear(X, changed(PACKED, 8, 1)), "packed: format version 1, this build reads version 0"),
+        (lambda: linear(X, changed(PACKED, 8, 3)), "packed: format version 3, this build reads version 1"),
         (lambda: linear(X, PACKED, tokens(63)), "bias: .*63.*, expected .*64"),
         (lambda: linear(X, PACKED, tokens(64).half()), "bias: dtype torch.float16"),
         (lambda: linear(X.to("meta"), PACKED), "x: device meta, expected that of packed_w, cpu"),

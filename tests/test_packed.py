@@ -331,7 +331,7 @@ PACKED = u.pack(GOOD)
         (lambda: u.unpack(PACKED.to("meta")), "packed: device meta, expected cpu or cuda"),
         (lambda: u.unpack(torch.zeros(64, 400, dtype=torch.uint8)), "packed: not a packed weight"),
         (lambda: u.unpack(PACKED.view(32, -1)), "packed_w: its shape says 32 out_features, its header 64"),
-        (lambda: u.unpack(changed(PACKED, VERSION_BYTE, 3)), "packed: format version 3, this build reads version 0"),
+        (lambda: u.unpack(changed(PACKED, VERSION_BYTE, 3)), "packed: format version 3, this build reads version 1"),
         (lambda: u.info(changed(PACKED, LAYOUT_BYTE, 9)), "packed: header field layout is 9"),
         (lambda: u.verify(changed(PACKED, FIRST_CHECKED_BYTE, 0)), "packed: the header's checksum"),
         (lambda: u.verify(changed(PACKED, PACKED.numel() // 2, 77)), "packed: the checksum of row block 0"),

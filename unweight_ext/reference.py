@@ -115,6 +115,7 @@ def _blocks_and_units(layout: str, n: int, k: int) -> tuple[int, int]:
 
 # ---------------------------------------------------------------------------------------------- 2. Header
 
+VERSION = 1
 HEADER = struct.Struct("<8sH6B10Q8I")
 
 
@@ -161,13 +162,13 @@ def parse_header(packed: np.ndarray) -> Header:
     check(flat.size >= 128, "size", "a header of 128 bytes", f"{flat.size} bytes")
     fields = HEADER.unpack(flat[:128].tobytes())
     check(fields[0] == b"UNWEIGHT", "magic", b"UNWEIGHT", fields[0])
-    check(fields[1] == 0, "version", 0, fields[1])
+    check(fields[1] == VERSION, "version", VERSION, fields[1])
     check(fields[2] < len(LAYOUTS), "layout", "0 to 3", fields[2])
     h = Header(*fields[:18], shape=fields[18 : 18 + min(fields[6], 8)])._replace(layout=LAYOUTS[fields[2]])
     check(h.dtype == 1, "dtype", "1 (bfloat16)", h.dtype)
     check(h.longest == LONGEST.get(h.layout, 0), "longest code", LONGEST.get(h.layout, 0), h.longest)
     check(1 <= h.base <= 239 if h.layout == "nibble" else h.base == 0, "base", "1 to 239, 0 unless nibble", h.base)
-    segments = (0,) if h.layout == "archive" else (8, 16, 32)
+    segments = (0,) if h.layout == "archive" else range(8, 33)
     check(h.segment_stages in segments, "stages per segment", segments, h.segment_stages)
     ok = 1 <= h.n < 2**32 and 1 <= h.k < 2**32 and h.n * h.k <= 2**33
     check(ok, "N, K", "1 to 2^32 - 1 and N * K <= 2^33", (h.n, h.k))
@@ -212,7 +213,7 @@ def _assemble(matrix: np.ndarray, layout: str, shape: tuple, base: int, code: Co
     used = offsets[2] + 16 * sum(units)
     stages = 0 if layout == "archive" else segment_stages(n, k)
     header = Header(
-        b"UNWEIGHT", 0, layout, 1, LONGEST.get(layout, 0), base, len(shape), stages,
+        b"UNWEIGHT", VERSION, layout, 1, LONGEST.get(layout, 0), base, len(shape), stages,
         0, n, k, used, *offsets, checksum(zeros_to(table, 4)), patches, 0, shape,
     )  # fmt: skip
     rest = zeros_to(table, 16) + zeros_to(index.tobytes(), 16) + sums.tobytes()

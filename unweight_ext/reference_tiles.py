@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -335,7 +336,13 @@ def _decode_segment(code: Code, live: list[Stage]) -> None:
 
 def segment_stages(n: int, k: int) -> int:
     """Section 9: the length of a segment follows from the shape alone."""
-    units = {stages: -(-n // 64) * -(-k // (128 * stages)) for stages in (32, 16, 8)}
-    if units[32] >= 512:
-        return 32
-    return 16 if units[16] >= 512 or units[8] < 64 else 8
+    blocks, stages = -(-n // 64), -(-k // 128)
+    if blocks * -(-stages // 8) < 64:
+        return 16
+
+    def busiest(length: int) -> int:
+        work, together = blocks * stages, 132 * length
+        return work + together // 2 if stages % length else -(-work // together) * together
+
+    lengths = range(8, max(8, min(32, stages)) + 1)
+    return min(lengths, key=lambda length: Fraction((107 * length + 13) * busiest(length), length))

@@ -46,7 +46,7 @@ static __device__ Flaw open_matrix(const PackedArgument& a, uint32_t number, Mat
   good &= h.version == kFormatVersion && h.layout <= Layout::kArchive && h.dtype == kBFloat16;
   good &= h.longest_code == longest;
   good &= nibble ? m.nibble_base - 1 < 239 : m.nibble_base == 0;
-  good &= archive ? m.segment_stages == 0 : m.segment_stages == 8 || m.segment_stages == 16 || m.segment_stages == 32;
+  good &= archive ? m.segment_stages == 0 : m.segment_stages >= kLeastSegment && m.segment_stages <= kMostSegment;
   good &= h.out_features == a.out_features && h.in_features == a.in_features && h.reserved == 0;
   good &= h.rank >= 2 && h.rank <= kMaxRank && h.shape[0] == a.out_features;
   uint64_t columns = 1;

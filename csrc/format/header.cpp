@@ -73,13 +73,18 @@ uint64_t least_bytes(Layout layout, uint64_t out_features, uint64_t in_features)
 }
 
 int segment_stages(uint64_t out_features, uint64_t in_features) {
-  const auto units = [&](int stages) {
-    return ceil_div(out_features, kBlockRows) * ceil_div(in_features, stages * kStageColumns);
+  const uint64_t blocks = ceil_div(out_features, kBlockRows), stages = ceil_div(in_features, kStageColumns);
+  // Too few units to fill a GPU either way: restart streams less often.
+  if (blocks * ceil_div(stages, kLeastSegment) < 64) return 16;
+  // The work of the busiest multiprocessor, times their number.
+  const auto busiest = [&](uint64_t length) {
+    const uint64_t work = blocks * stages, round = kMultiprocessors * length;
+    return stages % length ? work + round / 2 : ceil_div(work, round) * round;
   };
-  for (int stages : {32, 16})
-    if (units(stages) >= 512) return stages;
-  // So few units leave a GPU idle either way: restart streams less often.
-  return units(8) < 64 ? 16 : 8;
+  uint64_t best = kLeastSegment;
+  for (uint64_t length = best + 1; length <= kMostSegment && length <= stages; length++)
+    if ((107 * length + 13) * busiest(length) * best < (107 * best + 13) * busiest(best) * length) best = length;
+  return static_cast<int>(best);
 }
 
 void place_sections(Header& h, size_t code_bytes) {
@@ -108,9 +113,8 @@ Packed open_packed(const uint8_t* bytes, size_t size) {
     fail("packed: header field nibble base is ", int{h.nibble_base}, ", allowed are 1 to 239 for nibble, else 0");
   if (const char* reason = too_large(h))
     fail("packed: header says ", h.out_features, " x ", h.in_features, " weights; ", reason);
-  if (h.tiled() ? h.segment_stages != 8 && h.segment_stages != 16 && h.segment_stages != 32 : h.segment_stages != 0)
-    fail("packed: header field segment stages is ", int{h.segment_stages},
-         ", allowed are 8, 16, 32, and 0 for archive");
+  if (h.tiled() ? h.segment_stages < kLeastSegment || h.segment_stages > kMostSegment : h.segment_stages != 0)
+    fail("packed: header field segment stages is ", int{h.segment_stages}, ", allowed are 8 to 32, and 0 for archive");
   if (h.rank < 2 || h.rank > kMaxRank) fail("packed: header field rank is ", int{h.rank}, ", allowed are 2 to 8");
   check_field("shape[0]", h.shape[0], h.out_features);
   uint64_t columns = 1;

@@ -11,7 +11,7 @@ enum class Layout : uint8_t { kRaw = 0, kHuffman = 1, kNibble = 2, kArchive = 3 
 const char* layout_name(Layout layout);
 
 constexpr size_t kHeaderBytes = 128;
-constexpr uint16_t kFormatVersion = 0;
+constexpr uint16_t kFormatVersion = 1;
 constexpr uint8_t kBFloat16 = 1;
 constexpr int kMaxRank = 8;
 // So that places in a chunk, and in the index the ends of stages, fit 32 bits.
@@ -54,7 +54,9 @@ const char* too_large(const Header& header);
 // Bytes that a matrix takes at least in a layout, whatever its weights are. UINT64_MAX if it is too large for it.
 uint64_t least_bytes(Layout layout, uint64_t out_features, uint64_t in_features);
 
-// docs/FORMAT.md section 9: long segments cost less, many give more units of work.
+// docs/FORMAT.md section 9: stages of a segment. Long ones cost fewer bits, short ones are easier to share out evenly
+// to the multiprocessors of a Hopper GPU.
+constexpr uint64_t kLeastSegment = 8, kMostSegment = 32, kMultiprocessors = 132;
 int segment_stages(uint64_t out_features, uint64_t in_features);
 
 // Fills in everything that follows from layout, shape and code bytes: offsets, segment. Not used_bytes or checksums.
