@@ -1,0 +1,98 @@
+"""What the fused product gives, bit for bit: the arithmetic of its tensor cores step by step, in the order of its sums.
+
+A *chain* is what one warpgroup sums in its registers: consecutive segments of a block of 64 rows. It starts at zero and
+takes a k-step of 16 columns at a time; chains are added in FP32, in order, then the bias, and the last step rounds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ptxsim import wgmma
+
+from unweight_ext import reference
+
+ROWS, STAGE_COLUMNS, NIBBLE_BASE = 64, 128, 112
+Chain = tuple[int, int]  # segments [begin, end) of a block
+
+
+def to_float(bits: np.ndarray) -> np.ndarray:
+    """BF16 bits (uint16) as float64."""
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """float32 to the bits of the nearest BF16, ties to even; any NaN gives 0x7FFF, as cvt.rn.bf16.f32 does."""
+    word = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    nearest = (word + 0x7FFF + (word >> 16 & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FFF, nearest).astype(np.uint16)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A matrix as the tensor cores get it: BF16 [N, K] as float64, times 2^scale (nibble's exponents are scaled)."""
+
+    values: np.ndarray
+    scale: int
+    segment_columns: int
+
+    @property
+    def segments(self) -> int:
+        return -(-self.values.shape[1] // self.segment_columns)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.values.shape[0] // ROWS)
+
+
+def read_weights(packed: np.ndarray) -> Weights:
+    """Of a packed matrix [N, row_bytes]. Zeros, infinities and NaNs aren't scaled."""
+    header = reference.parse_header(packed)
+    scale = NIBBLE_BASE - header.base if header.layout == "nibble" else 0
+    values = np.ldexp(to_float(reference.unpack(packed)), scale)
+    return Weights(values, scale, STAGE_COLUMNS * header.segment_stages)
+
+
+def sum_chain(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """float64 [N, K] · [M, K]ᵀ as one chain → float32 [N, M]."""
+    sums = np.zeros((len(weights), len(x)), np.float32)
+    for k in range(0, weights.shape[1], wgmma.K):
+        sums = wgmma.multiply(weights[:, k : k + wgmma.K], x[:, k : k + wgmma.K], sums.astype(np.float64))
+    return sums
+
+
+def multiply(weights: Weights, x: np.ndarray, chains: Sequence[Sequence[Chain]]) -> np.ndarray:
+    """Sums before the bias: x is BF16 [M, K] as uint16, chains those of each block in order → float32 [M, N]."""
+    tokens = to_float(x)
+    result = np.zeros((len(weights.values), len(x)), np.float32)
+    alike: dict[tuple[Chain, ...], list[int]] = defaultdict(list)
+    for block, of_block in enumerate(chains):
+        alike[tuple(of_block)].append(block)
+    for cut, blocks in alike.items():
+        assert [begin for begin, _ in cut] == [0, *(end for _, end in cut[:-1])] and cut[-1][1] == weights.segments
+        rows = np.concatenate([np.arange(ROWS * b, min(ROWS * b + ROWS, len(result))) for b in blocks])
+        parts = []
+        for begin, end in cut:
+            columns = slice(begin * weights.segment_columns, end * weights.segment_columns)
+            parts.append(
+                np.ldexp(sum_chain(weights.values[rows, columns], tokens[:, columns]), np.int32(-weights.scale))
+            )
+        with np.errstate(invalid="ignore", over="ignore"):
+            result[rows] = sum(parts[1:], start=parts[0])
+    return np.ascontiguousarray(result.T)
+
+
+def finish(sums: np.ndarray, bias: np.ndarray | None, float_output: bool) -> np.ndarray:
+    """Adds the bias (BF16 [N] as uint16) and rounds → float32 or uint16 [M, N]."""
+    if bias is not None:
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums = sums + to_float(bias).astype(np.float32)
+    return sums if float_output else to_bfloat16(sums)
+
+
+def one_chain(weights: Weights) -> list[list[Chain]]:
+    """Each block summed in one go."""
+    return [[(0, weights.segments)]] * weights.blocks
