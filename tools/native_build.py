@@ -131,7 +131,7 @@ def torch_free_sources() -> list[Path]:
 
 def cuda_host_sources() -> list[Path]:
     """What plans and drives the kernels: free of torch and of CUDA."""
-    return sorted(ROOT.glob("csrc/cuda/*.cpp"))
+    return sorted(ROOT.glob("csrc/cuda/**/*.cpp"))
 
 
 def isa_of(source: Path) -> str:

@@ -6,6 +6,7 @@
 
 PYBIND11_MODULE(_native, m) {
   pybind11::register_exception<unweight::Error>(m, "Error", PyExc_RuntimeError);
+  unweight::bind_choice(m);
   unweight::bind_decode(m);
   unweight::bind_drivers(m);
   unweight::bind_transcode(m);
