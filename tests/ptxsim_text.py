@@ -68,7 +68,18 @@ class Result:
         return report
 
 
-def run(body: str, grid=1, block=32, shared=0, seed=0, declarations="", readonly=(), machine=None, **tensors) -> Result:
+def run(
+    body: str,
+    grid=1,
+    block=32,
+    shared=0,
+    seed=0,
+    declarations="",
+    readonly=(),
+    machine=None,
+    programmatic=False,
+    **tensors,
+) -> Result:
     """Runs the kernel with tensors as parameters: an array, or a number of bytes of unknown content."""
     machine = machine or Machine(seed=seed, step_budget=20_000)
     regions = {
@@ -77,7 +88,8 @@ def run(body: str, grid=1, block=32, shared=0, seed=0, declarations="", readonly
     }
     module = parse_ptx(module_text(body, tuple(tensors), declarations))
     arguments = np.array([region.base for region in regions.values()], np.uint64).tobytes()
-    reports = machine.launch(module.kernels["k"], grid, block, shared, arguments, check=False)
+    kernel = module.kernels["k"]
+    reports = machine.launch(kernel, grid, block, shared, arguments, check=False, programmatic=programmatic)
     return Result(machine, reports, regions)
 
 

@@ -291,3 +291,47 @@ def test_setmaxnreg_needs_launch_bounds_and_allowed_counts():
     assert run("setmaxnreg.dec.sync.aligned.u32 40;", block=128).kinds() == {Kind.REGISTER_POOL}
     reports = run("setmaxnreg.dec.sync.aligned.u32 20;", block=128).reports
     assert any("24 to 256" in report.detail for report in reports)
+
+
+def test_cp_async_with_a_cache_policy():
+    """…which is no size of the source."""
+    policy = "createpolicy.fractional.L2::evict_last.b64 %d2, 1.0;"
+    hinted = policy + CP_ASYNC.replace(
+        "shared.global [%r3], [%d1], 4;", "shared.global.L2::cache_hint [%r3], [%d1], 4, %d2;"
+    )
+    assert (clean(hinted + STORE, block=64, shared=256, x=DATA, out=256).values("out") == DATA).all()
+
+
+# ----------------------------------------------------------------------------------------------------- dependent launch
+
+
+def test_who_never_waits_for_the_earlier_launch_is_told():
+    for body, kinds in (("griddepcontrol.launch_dependents;", {Kind.DEPENDENT}), ("griddepcontrol.wait;", set())):
+        result = run(body, programmatic=True)
+        assert result.kinds() == kinds
+        assert run(body).kinds() == set()
+        if kinds:
+            assert "no thread executes griddepcontrol.wait" in result.reports[0].detail
+
+
+@pytest.mark.parametrize(
+    "load, free",
+    [
+        ("ld.global.u32", False),
+        ("ld.global.nc.u32", False),
+        ("ld.volatile.global.u32", True),
+        ("ld.relaxed.gpu.global.u32", True),
+        ("ld.acquire.gpu.global.u32", True),
+    ],
+)
+def test_loads_before_the_wait(load, free):
+    body = f"{load} %r0, [%x]; cp.async.bulk.prefetch.L2.global [%x], 256; griddepcontrol.wait; {load} %r0, [%x];"
+    for readonly in ((), ("x",)):  # nobody says that the earlier launch doesn't write it
+        assert run(body, programmatic=True, readonly=readonly, x=DATA).kinds() == (set() if free else {Kind.DEPENDENT})
+
+
+def test_constants_of_a_module_are_free_before_the_wait():
+    variables = ".const .align 4 .b8 numbers[4] = {1, 2, 3, 4};\n.global .align 4 .u32 counter[1];"
+    body = "ld.const.u32 %r0, [numbers]; ld.global.u32 %r0, [counter]; griddepcontrol.wait;"
+    reports = run(body, programmatic=True, declarations=variables).reports
+    assert [report.kind for report in reports] == [Kind.DEPENDENT] and "counter" in reports[0].detail

@@ -24,6 +24,7 @@ class Case:
     words: int = WORDS
     budget: int = 20_000
     initialised_scratch: bool = False
+    programmatic: bool = False
 
 
 TILES = 64 * 128 + 16 * 128
@@ -94,6 +95,12 @@ CASES = {
         "setmaxnreg_of_one_warp": Case(Kind.REGISTER_POOL, threads=128),
         "setmaxnreg_beyond_the_pool": Case(Kind.DEADLOCK, threads=384, words=384),
     },
+    "dependent": {
+        "prefetch_by_an_index": Case(Kind.DEPENDENT, programmatic=True),
+        "one_thread_waits": Case(Kind.DEPENDENT, threads=64, programmatic=True),
+        "copy_before_the_wait": Case(Kind.DEPENDENT, threads=128, programmatic=True),
+        "counted_before_the_wait": Case(Kind.DEPENDENT, programmatic=True),
+    },
     "products": {
         "decoded_to_shared": Case(Kind.RACE, threads=128, shared=2 * 64 * 128 + 16 * 128, words=128 * 8),
         "warpgroups_in_turns": Case(Kind.RACE, threads=256, shared=TILES, words=256 * 8),
@@ -131,7 +138,9 @@ def launch(kernel, case: Case, seed: int):
     scratch = machine.allocate(data if case.initialised_scratch else 4 * case.words, "scratch")
     addresses = np.array([given.base, output.base, scratch.base], np.uint64).tobytes()
     arguments = addresses + np.array([case.words, 0], np.uint32).tobytes()
-    return machine.launch(kernel, case.ctas, case.threads, case.shared, arguments, check=False)
+    return machine.launch(
+        kernel, case.ctas, case.threads, case.shared, arguments, check=False, programmatic=case.programmatic
+    )
 
 
 @pytest.mark.parametrize("file, name", EACH)

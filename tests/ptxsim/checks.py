@@ -23,6 +23,7 @@ class Kind(str, Enum):
     BULK = "bulk copy"
     WGMMA = "wgmma"
     REGISTER_POOL = "setmaxnreg"
+    DEPENDENT = "dependent launch"
     PENDING_AT_EXIT = "pending at exit"
     DEADLOCK = "deadlock"
     STEP_BUDGET = "step budget"

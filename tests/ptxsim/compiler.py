@@ -65,9 +65,9 @@ def load_module(source: Path, flags: tuple[str, ...] = (), headers: Path | None 
 
 @functools.cache
 def find_kernel(name: str, csrc: Path = CSRC) -> Kernel:
-    """A kernel of csrc/cuda/*.cu by its name; the sources are looked at once a process. Raises CompileError when there
+    """A kernel of csrc/cuda/ by its name; the sources are looked at once a process. Raises CompileError when there
     is none."""
-    sources = sorted((csrc / "cuda").glob("*.cu"))
+    sources = sorted((csrc / "cuda").rglob("*.cu"))
     # Files that spell the name first: the others may make it by a macro.
     for source in sorted(sources, key=lambda file: re.search(rf"\b{name}\b", file.read_text()) is None):
         module = load_module(source, headers=csrc)

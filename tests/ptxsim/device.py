@@ -58,9 +58,12 @@ class SimulatedDevice:
             raise ValueError(f"download: {region.describe(missing)} was never written")
         return region.data[offset : offset + nbytes].tobytes()
 
-    def launch(self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes) -> None:
+    def launch(
+        self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes, programmatic: bool = False
+    ) -> None:
         self.launched.append(kernel)
-        self.machine.launch(find_kernel(kernel, self._csrc), grid, block, shared_bytes, bytes(argument))
+        found = find_kernel(kernel, self._csrc)
+        self.machine.launch(found, grid, block, shared_bytes, bytes(argument), programmatic=programmatic)
 
     # For tests.
 

@@ -45,7 +45,14 @@ def compile_createpolicy(instruction: Instruction):
 
 @handles("griddepcontrol")
 def compile_griddepcontrol(instruction: Instruction):
-    return lambda warp, mask: DONE  # one kernel runs at a time
+    waits = "wait" in instruction.modifiers  # launch_dependents says only when the next launch may start
+
+    def step(warp, mask):
+        if waits and warp.machine.earlier:
+            warp.machine.earlier.wait(warp, mask)
+        return DONE
+
+    return step
 
 
 # ------------------------------------------------------------------------------------------------------- setmaxnreg

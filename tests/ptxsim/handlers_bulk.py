@@ -251,13 +251,13 @@ def compile_prefetch(instruction: Instruction):
 def compile_async_copy(instruction: Instruction):
     """In the generic proxy: what it reads needs no fence.proxy.async, and what it writes needs one like a thread's."""
     mods = Modifiers("cp", instruction.modifiers)
-    _take(mods, "async", "global")
+    hinted = _take(mods, "async", "global")
     mods.choice("ca", "cg")
     mods.choice("shared", "shared::cta")
     mods.choice("L2::64B", "L2::128B", "L2::256B", default="none")
     mods.done()
     destination, source, size, *rest = instruction.operands
-    read_size = rest[0] if rest else size
+    read_size = rest[0] if len(rest) > hinted else size  # the cache policy comes last
 
     def step(warp, mask):
         to, sources = shared_addresses(warp, destination, mask), _global_addresses(warp, source, mask)

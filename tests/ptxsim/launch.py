@@ -13,6 +13,7 @@ import numpy as np
 
 from .checks import KernelReport, Kind, Report, Reports
 from .counters import Counters
+from .dependent import EarlierLaunch
 from .execute import Code, Entry, compile_kernel
 from .handlers import LANES
 from .handlers_barrier import BARRIERS, Abort, NamedBarrier
@@ -98,6 +99,7 @@ class Machine:
         self.counters = Counters()
         self.clocks = Clocks()
         self.ordering = Ordering()
+        self.earlier: EarlierLaunch | None = None  # the one before, where it may still run
         self.parameters = np.zeros(0, np.uint8)
         self.reports = Reports("")
         self.epoch = 0  # goes up with everything that could let a blocked warp go on
@@ -120,8 +122,10 @@ class Machine:
         shared_bytes: int = 0,
         arguments: bytes = b"",
         check: bool = True,
+        programmatic: bool = False,
     ) -> list[Report]:
-        """Runs a kernel on `grid` CTAs of `block` threads. `arguments`: the bytes of all parameters.
+        """Runs a kernel on `grid` CTAs of `block` threads. `arguments`: the bytes of all parameters. `programmatic`: it
+        may start before the launch before it is complete (dependent.py); what that wrote is there all the same.
 
         Raises KernelReport if there is anything to report; with check=False returns the reports instead. Raises
         UnsupportedInstruction for an instruction that the interpreter doesn't know.
@@ -129,14 +133,21 @@ class Machine:
         self.reports = Reports(kernel.name)
         self.clocks = Clocks()
         self.ordering = Ordering()
-        self.memory.start(self.clocks)
+        addresses = self._addresses(kernel)
+        self.earlier = EarlierLaunch(self.clocks) if programmatic else None
+        self.memory.start(self.clocks, self.earlier)
         layout = SharedLayout(kernel, shared_bytes)
         if self._fits(kernel, grid, block, layout, arguments):
             self.parameters = np.frombuffer(arguments.ljust(kernel.parameter_bytes, b"\0"), np.uint8)
             entries = _compiled(kernel)
-            code = Code(kernel, entries, layout, self._addresses(kernel))
+            code = Code(kernel, entries, layout, addresses)
             with np.errstate(all="ignore"):
                 self._run(_Launch(kernel, code, layout, grid, block, shared_bytes))
+            if self.earlier and not self.earlier.awaited:
+                detail = (
+                    "no thread executes griddepcontrol.wait: who waits for this launch doesn't wait for the one before"
+                )
+                self.reports.add(Kind.DEPENDENT, None, "", detail)
             self.counters.add_instructions(kernel.name, kernel.instructions, code.warp_counts, code.thread_counts)
         reports = self.reports.all()
         if reports and check:
@@ -162,12 +173,12 @@ class Machine:
         """Of the module's global and const variables, which live as long as the machine."""
         module = kernel.module
         if module not in self._symbols:
-            self._symbols[module] = {
-                name: self.allocate(
-                    np.frombuffer(variable.initial, np.uint8), name, readonly=variable.space == "const"
-                ).base
-                for name, variable in module.variables.items()
-            }
+            addresses = self._symbols[module] = {}
+            for name, variable in module.variables.items():
+                constant = variable.space == "const"
+                region = self.allocate(np.frombuffer(variable.initial, np.uint8), name, readonly=constant)
+                region.constant = constant
+                addresses[name] = region.base
         return self._symbols[module]
 
     def _resident(self, launch: _Launch) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .checks import Kind
+from .dependent import EarlierLaunch
 from .program import Kernel
 from .races import RED_ZONE, Clocks, Knowledge
 from .shadow import Shadow
@@ -45,6 +46,8 @@ class Region:
         self.base = base
         self.size = size
         self.readonly = readonly
+        self.constant = False  # of a module: no launch writes it
+        self.earlier: EarlierLaunch | None = None  # may still be writing here
         padded = -(-size // 16) * 16 + 16
         self.data = np.full(padded, _POISON, np.uint8)
         self.shadow: Shadow | None = None
@@ -127,6 +130,9 @@ class Region:
             check(warp.clocks, lanes[good], index, size, warp.current.index, warp.conflict(lanes[good]))
         return good, index
 
+    def _check_earlier(self, warp, lanes: np.ndarray, address: np.ndarray, verb: str) -> None:
+        self.earlier.check(warp, lanes, f"{verb} {self.describe(int(address[0]) - self.base)}")
+
     def load(
         self,
         warp,
@@ -138,6 +144,8 @@ class Region:
         coherent: bool = True,
     ) -> np.ndarray:
         """[lanes, count] values. What can't be read is reported and poison. coherent=False: of ld.global.nc."""
+        if self.earlier and not strong:
+            self._check_earlier(warp, lanes, address, "reads")
         check = self.shadow and (self.shadow.strong_read if strong else self.shadow.read)
         good, index = self._check(warp, lanes, address, width * count, check, False)
         if self.shadow and not coherent and len(rows := self.shadow.written_now(index, width * count)):
@@ -152,6 +160,8 @@ class Region:
 
     def store(self, warp, lanes: np.ndarray, address: np.ndarray, values: np.ndarray, width: int, strong: bool) -> None:
         """values: [lanes, count], of `width` bytes each. Lanes that may not write are reported and left out."""
+        if self.earlier:
+            self._check_earlier(warp, lanes, address, "writes")
         if self.shadow is None:
             warp.report(Kind.READ_ONLY, f"writes {self.describe(int(address[0]) - self.base)}", lanes)
             return
@@ -170,6 +180,8 @@ class Region:
 
     def atomic_index(self, warp, lanes: np.ndarray, address: np.ndarray, size: int):
         """Checks an atomic access. Returns (rows that may go on, index of each in units of size)."""
+        if self.earlier:
+            self._check_earlier(warp, lanes, address, "changes")
         if self.shadow is None:
             warp.report(Kind.READ_ONLY, f"changes {self.describe(int(address[0]) - self.base)}", lanes)
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -183,6 +195,8 @@ class Region:
         if low < 0 or low + size > self.size:
             access.report(Kind.OUT_OF_BOUNDS, f"reads {size} bytes at {self.describe(low)}")
             return None
+        if self.earlier:
+            self.earlier.check_async(access, f"reads {self.describe(low)}")
         if self.shadow is not None and not self.shadow.async_read(
             access.agent, access.knowledge, low, low + size, access.index, access.conflict
         ):
@@ -209,6 +223,8 @@ class Region:
         if low < 0 or low + size > self.size:
             access.report(Kind.OUT_OF_BOUNDS, f"writes {size} bytes at {self.describe(low)}")
             return False
+        if self.earlier:
+            self.earlier.check_async(access, f"writes {self.describe(low)}")
         if self.shadow is None:
             access.report(Kind.READ_ONLY, f"writes {self.describe(low)}")
             return False
@@ -298,9 +314,11 @@ class GlobalMemory:
         self._bases.append(base)
         return region
 
-    def start(self, clocks: Clocks) -> None:
+    def start(self, clocks: Clocks, earlier: EarlierLaunch | None = None) -> None:
+        """A launch begins. `earlier`: the one before it may not be complete."""
         self.clocks = clocks
         for region in self._regions:
+            region.earlier = None if region.constant else earlier
             if region.shadow:
                 region.shadow.start(clocks)
 

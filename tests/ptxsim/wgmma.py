@@ -59,8 +59,13 @@ def element_addresses(descriptor: Descriptor, rows: int, mn_major: bool, columns
     return address ^ ((address >> 7 & _SWIZZLE_MASK[d.mode]) << 4)
 
 
+_NO_EXPONENT = -4096  # of a zero: below that of any product
+
+
 def _exponents(values: np.ndarray, lowest: int) -> np.ndarray:
-    return np.maximum(np.frexp(values)[1] - 1, lowest)
+    """int16, at least `lowest`; those of zeros are so low that they never are the largest."""
+    exponents = np.maximum(np.frexp(values)[1] - 1, lowest).astype(np.int16)
+    return np.where(values == 0, np.int16(_NO_EXPONENT), exponents)
 
 
 def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray, lowest_exponent: int = -126) -> np.ndarray:
@@ -71,18 +76,27 @@ def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray, lowest_exponent: int =
     subnormals. The model is MMA-Sim's; nothing here has compared it with a GPU.
     """
     with np.errstate(all="ignore"):
-        products = a[:, None, :] * b[None, :, :]
-        terms = np.concatenate([products, c[:, :, None]], axis=2)
         of_a, of_b = _exponents(a, lowest_exponent), _exponents(b, lowest_exponent)
-        exponents = np.concatenate([of_a[:, None, :] + of_b[None, :, :], _exponents(c, -126)[:, :, None]], axis=2)
-        largest = np.where(terms == 0, -1000, exponents).max(axis=2)
-        unit = np.ldexp(1.0, largest - 25)
-        total = np.trunc(terms / unit[:, :, None]).sum(axis=2) * unit
+        largest = _exponents(c, -126)
+        # One k after the other, in place: arrays of all products at once leave the caches.
+        for k in range(a.shape[1]):
+            np.maximum(largest, np.add.outer(of_a[:, k], of_b[:, k]), out=largest)
+        largest = np.maximum(largest, -300)  # where all terms are zeros
+        scale = np.ldexp(1.0, 25 - largest.astype(np.int32))
+        total = np.trunc(c * scale)
+        term = np.empty_like(total)
+        for k in range(a.shape[1]):
+            np.multiply.outer(a[:, k], b[:, k], out=term)
+            term *= scale
+            total += np.trunc(term, out=term)
+        total /= scale
         rounded = total.astype(np.float32)
         too_far = np.abs(rounded.astype(np.float64)) > np.abs(total)
         rounded = np.where(too_far, np.nextafter(rounded, np.float32(0)), rounded)
-        special = ~np.isfinite(terms).all(axis=2)
+        special = ~np.isfinite(a).all(axis=1)[:, None] | ~np.isfinite(b).all(axis=1) | ~np.isfinite(c)
         if special.any():
-            rounded[special] = terms[special].sum(axis=1).astype(np.float32)
+            m, n = np.nonzero(special)
+            terms = np.concatenate([a[m] * b[n], c[m, n, None]], axis=1)
+            rounded[special] = terms.sum(axis=1).astype(np.float32)
         # Cancellation gives +0, as in any round-toward-zero sum.
         return np.where(rounded == 0, np.float32(0), rounded)
