@@ -18,7 +18,7 @@ struct StageProduct {
 
   __device__ __forceinline__ void start_chain() {
 #pragma unroll
-    for (float& sum : sums) sum = 0;
+    for (int i = 0; i < kTokens / 2; i++) sums[i] = 0;
     ptx::pin(sums);
     damaged = 0;
     streams = {};

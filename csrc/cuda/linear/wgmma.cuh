@@ -19,7 +19,7 @@ UNWEIGHT_PTX void wgmma_wait() {
 template <int kCount>
 UNWEIGHT_PTX void pin(float (&values)[kCount]) {
 #pragma unroll
-  for (float& value : values) asm volatile("" : "+f"(value)::"memory");
+  for (int i = 0; i < kCount; i++) asm volatile("" : "+f"(values[i])::"memory");
 }
 
 // B: K-major, rows of 128 bytes with the 128-byte swizzle, 8 rows in 1024 bytes. A k-step of 16 columns is 32 bytes.
