@@ -73,7 +73,7 @@ def table(rows: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.cu", help="default: csrc/cuda/*.cu")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.cu", help="default: all of csrc/cuda")
     parser.add_argument("--json", action="store_true", help="print a JSON list, an object for each kernel")
     arguments = parser.parse_args()
     if missing := [str(file) for file in arguments.files if not file.is_file()]:

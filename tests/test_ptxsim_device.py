@@ -176,7 +176,7 @@ def test_every_kernel_of_the_project_can_be_interpreted():
     from ptxsim.execute import compile_kernel
 
     names = []
-    for source in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
+    for source in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")):
         for kernel in load_module(source, headers=ROOT / "csrc").kernels.values():
             compile_kernel(kernel)
             assert kernel.local_bytes == 0, kernel.name

@@ -223,7 +223,7 @@ def usable_nvcc() -> Nvcc | None:
 
 
 def cuda_sources() -> list[Path]:
-    return sorted(ROOT.glob("csrc/cuda/*.cu"))
+    return sorted(ROOT.glob("csrc/cuda/**/*.cu"))
 
 
 def kernel_names(source: Path) -> list[str]:

@@ -17,15 +17,18 @@ struct LaunchPlan {
   uint32_t grid, block;           // along x; nothing here needs y and z
   uint32_t shared_bytes;          // dynamic shared memory
   std::vector<uint8_t> argument;  // the struct's bytes
+  // May start before the launch in front of it has ended: the kernel says `griddepcontrol.wait` before it uses or
+  // writes anything in memory.
+  bool programmatic = false;
 };
 
 template <class Argument>
-LaunchPlan make_plan(const char* kernel, uint32_t grid, uint32_t block, uint32_t shared_bytes,
-                     const Argument& argument) {
+LaunchPlan make_plan(const char* kernel, uint32_t grid, uint32_t block, uint32_t shared_bytes, const Argument& argument,
+                     bool programmatic = false) {
   static_assert(std::is_trivially_copyable<Argument>::value, "the device gets these very bytes");
   std::vector<uint8_t> bytes(sizeof argument);
   std::memcpy(bytes.data(), &argument, sizeof argument);
-  return {kernel, grid, block, shared_bytes, bytes};
+  return {kernel, grid, block, shared_bytes, bytes, programmatic};
 }
 
 // All operations are ordered, as on one stream. Failures throw Error.

@@ -132,4 +132,53 @@ UNWEIGHT_PTX uint4 load_once(const void* address) {
   return words;
 }
 
+// From here on the launch behind this one may start.
+UNWEIGHT_PTX void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Until the launches before this one have ended, and what they wrote is there.
+UNWEIGHT_PTX void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Into the L2, nowhere else. Address and size are multiples of 16.
+UNWEIGHT_PTX void prefetch(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+}
+
+// --- copies of 16 bytes: the first `bytes` of them from there, zeros behind them
+
+UNWEIGHT_PTX void copy_async(uint32_t to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+               "r"(bytes)
+               : "memory");
+}
+
+UNWEIGHT_PTX void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int kNewest>
+UNWEIGHT_PTX void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+}
+
+// What this thread wrote to shared memory may be read by tensor cores and bulk copies.
+UNWEIGHT_PTX void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// --- threads
+
+// `threads` of the CTA meet, whole warps.
+template <int kId>
+UNWEIGHT_PTX void named_barrier(uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "r"(threads) : "memory");
+}
+
+// Registers of each thread of a warpgroup from here on.
+template <int kRegisters>
+UNWEIGHT_PTX void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+UNWEIGHT_PTX void acquire_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
 }  // namespace unweight::ptx
