@@ -9,5 +9,6 @@ PYBIND11_MODULE(_native, m) {
   unweight::bind_choice(m);
   unweight::bind_decode(m);
   unweight::bind_drivers(m);
+  unweight::bind_schedule(m);
   unweight::bind_transcode(m);
 }

@@ -1,0 +1,57 @@
+// How the fused product's work is dealt out.
+#include "../../csrc/cuda/linear/schedule.h"
+
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "module.h"
+
+namespace unweight {
+namespace {
+
+struct Part {
+  uint32_t weight, tile;
+  cuda::GroupWork work;
+};
+
+std::vector<Part> parts_of(uint32_t cta, uint32_t ctas, const std::vector<cuda::WorkShape>& shapes, uint32_t tiles) {
+  std::vector<Part> parts;
+  const auto costs = [&shapes](uint32_t w) { return shapes[w].cost(); };
+  cuda::WorkCursor cursor(cta, ctas, costs, static_cast<uint32_t>(shapes.size()), tiles);
+  for (; !cursor.done(); cursor.next())
+    cursor.for_each_group(shapes[cursor.at.weight], [&](const cuda::GroupWork& work) {
+      parts.push_back({cursor.at.weight, cursor.at.tile, work});
+    });
+  return parts;
+}
+
+}  // namespace
+
+void bind_schedule(pybind11::module_& m) {
+  namespace py = pybind11;
+  using cuda::GroupWork;
+  using cuda::WorkShape;
+  py::class_<WorkShape>(m, "WorkShape")
+      .def(py::init([](uint32_t blocks, uint32_t stages, uint32_t segment_stages, uint32_t warpgroups) {
+        return WorkShape{blocks, stages, segment_stages, warpgroups};
+      }))
+      .def("cost", &WorkShape::cost)
+      .def("segments", &WorkShape::segments)
+      .def("stages_of", &WorkShape::stages_of);
+  py::class_<Part>(m, "Part")
+      .def_readonly("weight", &Part::weight)
+      .def_readonly("tile", &Part::tile)
+      .def_property_readonly("group", [](const Part& p) { return p.work.group; })
+      .def_property_readonly("width", [](const Part& p) { return p.work.width; })
+      .def_property_readonly("units", [](const Part& p) { return py::make_tuple(p.work.begin, p.work.end); })
+      .def_property_readonly("rounds",
+                             [](const Part& p) { return py::make_tuple(p.work.first_segment(), p.work.end_segment()); })
+      .def("segments",
+           [](const Part& p, uint32_t block) { return py::make_tuple(p.work.begin_of(block), p.work.end_of(block)); });
+  m.def("linear_parts", &parts_of);
+}
+
+}  // namespace unweight

@@ -1,0 +1,66 @@
+"""How the fused product's work is dealt out: every unit once, in order, in equal parts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from native_module import native
+
+MOST_WARPGROUPS = 4
+
+
+@st.composite
+def works(draw):
+    """(shapes, tiles, ctas, warpgroups): weights of one launch have the same in_features."""
+    warpgroups = draw(st.integers(1, MOST_WARPGROUPS))
+    stages, segment = draw(st.integers(1, 200)), draw(st.integers(1, 32))
+    blocks = draw(st.lists(st.integers(1, 30), min_size=1, max_size=4))
+    shapes = [native.WorkShape(count, stages, segment, warpgroups) for count in blocks]
+    return shapes, blocks, draw(st.integers(1, 6)), draw(st.integers(1, 140)), warpgroups
+
+
+@given(works())
+def test_every_unit_is_done_once_in_order_and_in_equal_parts(work) -> None:
+    shapes, blocks, tiles, ctas, warpgroups = work
+    wanted = [
+        (w, tile, group, unit)
+        for w, shape in enumerate(shapes)
+        for tile in range(tiles)
+        for group in range(-(-blocks[w] // warpgroups))
+        for unit in range(min(warpgroups, blocks[w] - warpgroups * group) * shape.segments())
+    ]
+    parts = [native.linear_parts(cta, ctas, shapes, tiles) for cta in range(ctas)]
+    assert [(p.weight, p.tile, p.group, u) for cta in parts for p in cta for u in range(*p.units)] == wanted
+
+    average = sum(tiles * shape.cost() for shape in shapes) / ctas
+    longest = max(shape.stages_of(0) for shape in shapes)
+    for cta in parts:
+        cost = sum(shapes[p.weight].stages_of(u // p.width) for p in cta for u in range(*p.units))
+        assert cost <= average + longest
+        # Only the first and the last group of a CTA's part may be cut: there is room for two records.
+        for part in cta[1:-1]:
+            assert part.units == (0, part.width * shapes[part.weight].segments())
+
+
+@given(works())
+def test_pieces_of_a_block_join(work) -> None:
+    """Block by block, what the CTAs do of its segments begins with 0, goes on where it stopped, and ends with the last;
+    and a CTA that has a part of a group in the middle has nothing before it."""
+    shapes, blocks, tiles, ctas, warpgroups = work
+    done = {(w, tile, b): 0 for w in range(len(shapes)) for tile in range(tiles) for b in range(blocks[w])}
+    for cta in range(ctas):
+        for place, part in enumerate(native.linear_parts(cta, ctas, shapes, tiles)):
+            assert place == 0 or part.units[0] == 0
+            first, end = part.rounds
+            for b in range(MOST_WARPGROUPS):
+                begin, stop = part.segments(b)
+                if b >= part.width:
+                    assert begin == stop == 0
+                    continue
+                mine = [u // part.width for u in range(*part.units) if u % part.width == b]
+                assert list(range(begin, stop)) == mine
+                if mine:
+                    key = part.weight, part.tile, part.group * warpgroups + b
+                    assert done[key] == begin and first <= begin < stop <= end
+                    done[key] = stop
+    assert all(done[w, tile, b] == shapes[w].segments() for w, tile, b in done)
