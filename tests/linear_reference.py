@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from ptxsim import wgmma
 
 from unweight_ext import reference
@@ -52,7 +53,8 @@ def read_weights(packed: np.ndarray) -> Weights:
     """Of a packed matrix [N, row_bytes]. Zeros, infinities and NaNs aren't scaled."""
     header = reference.parse_header(packed)
     scale = NIBBLE_BASE - header.base if header.layout == "nibble" else 0
-    values = np.ldexp(to_float(reference.unpack(packed)), scale)
+    weights = torch.ops.unweight.unpack(torch.from_numpy(packed), header.k, torch.bfloat16)
+    values = np.ldexp(to_float(weights.view(torch.int16).numpy().view(np.uint16)), scale)
     return Weights(values, scale, STAGE_COLUMNS * header.segment_stages)
 
 
@@ -91,6 +93,47 @@ def finish(sums: np.ndarray, bias: np.ndarray | None, float_output: bool) -> np.
         with np.errstate(invalid="ignore", over="ignore"):
             sums = sums + to_float(bias).astype(np.float32)
     return sums if float_output else to_bfloat16(sums)
+
+
+def share_work(costs: Sequence[int], ctas: int) -> list[int]:
+    """The CTA of each unit of work: CTA c gets those between the borders nearest to c/ctas and (c + 1)/ctas of all.
+
+    Those fractions are cut to whole stages, and of two borders that are equally near it is the later one.
+    """
+    sums = np.concatenate([[0], np.cumsum(costs, dtype=np.int64)])
+    places = [c * int(sums[-1]) // ctas for c in range(1, ctas)]
+    borders = [len(costs) - int(np.argmin(abs(sums[::-1] - place))) for place in places]
+    return np.searchsorted(borders, np.arange(len(costs)), side="right").tolist()
+
+
+def cut_chains(
+    weights: Sequence[Sequence[Weights]], ranges: Sequence[tuple[int, int]], tokens: int, warpgroups: int, ctas: int
+) -> dict[tuple[int, int, int, int], list[Chain]]:
+    """The chains of each (weight, matrix, first token, block), in order.
+
+    Units of work are a block's segments, in the order weight, matrix, tile of `tokens` rows, group of `warpgroups`
+    blocks, segment, block, and cost their stages. ranges: the rows of x of each matrix.
+    """
+    units, costs = [], []
+    for number, stack in enumerate(weights):
+        for matrix, ((begin, end), w) in enumerate(zip(ranges, stack, strict=True)):
+            stages, per_segment = -(-w.values.shape[1] // STAGE_COLUMNS), w.segment_columns // STAGE_COLUMNS
+            for first in range(begin, end, tokens):
+                for group in range(0, w.blocks, warpgroups):
+                    for segment in range(w.segments):
+                        for block in range(group, min(group + warpgroups, w.blocks)):
+                            units.append((number, matrix, first, block, segment))
+                            costs.append(min(per_segment, stages - segment * per_segment))
+    chains: dict[tuple[int, int, int, int], list[Chain]] = defaultdict(list)
+    owners: dict[tuple[int, int, int, int], int] = {}
+    for (*place, segment), cta in zip(units, share_work(costs, ctas), strict=True):
+        block = tuple(place)
+        if owners.get(block) == cta:
+            chains[block][-1] = (chains[block][-1][0], segment + 1)
+        else:
+            chains[block].append((segment, segment + 1))
+            owners[block] = cta
+    return chains
 
 
 def one_chain(weights: Weights) -> list[list[Chain]]:

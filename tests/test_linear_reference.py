@@ -76,3 +76,18 @@ def test_rounding() -> None:
     assert (got == np.where(np.isnan(values), 0x7FFF, ours)).all()
     sums = np.float32([[1.5, -1.0]])
     assert (stepped.finish(sums, from_float(np.array([0.5, 1.0])), True) == [[2.0, 0.0]]).all()
+
+
+def test_work_is_shared_at_the_nearest_borders() -> None:
+    assert stepped.share_work([1] * 6, 3) == [0, 0, 1, 1, 2, 2]
+    assert stepped.share_work([8, 8, 8, 2], 3) == [0, 1, 2, 2]
+    assert stepped.share_work([1, 30, 1], 2) == [0, 1, 1]
+    assert stepped.share_work([2, 2, 2], 2) == [0, 0, 1], "equally near: the later border"
+
+
+def test_chains_are_what_a_cta_has_of_a_block() -> None:
+    weights = stepped.Weights(np.zeros((130, 5 * 128)), 0, 2 * 128)  # three blocks, segments of 2, 2 and 1 stages
+    chains = stepped.cut_chains([[weights]], [(0, 9)], tokens=8, warpgroups=2, ctas=4)
+    # Of 30 stages, in this order: blocks 0 and 1 (20 of both tiles) and block 2 (10); borders at 8, 15 and 22 or 23.
+    assert chains[0, 0, 0, 0] == [(0, 2), (2, 3)] and chains[0, 0, 0, 2] == [(0, 3)]
+    assert {first for _, _, first, _ in chains} == {0, 8} and len(chains) == 6

@@ -89,8 +89,10 @@ class Memory:
     def download(self, address: int, nbytes: int) -> bytes:
         return bytes(self.bytes[address - 2**63 :][:nbytes])
 
-    def launch(self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes) -> None:
-        self.launches.append((kernel, grid, block, shared_bytes))
+    def launch(
+        self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes, programmatic: bool
+    ) -> None:
+        self.launches.append((kernel, grid, block, shared_bytes, programmatic))
         where, size = struct.unpack("<QI4x", argument)
         self.upload(where + size, self.download(where, size))
 
@@ -98,7 +100,7 @@ class Memory:
 def test_drivers_run_on_a_device_of_python() -> None:
     device = Memory()
     assert native.probe_device(device, "unweight_copy", b"abc") == b"abcabc"
-    assert device.launches == [("unweight_copy", 3, 32, 1024)]
+    assert device.launches == [("unweight_copy", 3, 32, 1024, False)]
 
 
 def test_errors_of_the_device_pass_through_the_drivers() -> None:

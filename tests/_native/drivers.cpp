@@ -50,6 +50,7 @@ void bind_types(py::module_& m) {
       .def_readonly("grid", &LaunchPlan::grid)
       .def_readonly("block", &LaunchPlan::block)
       .def_readonly("shared_bytes", &LaunchPlan::shared_bytes)
+      .def_readonly("programmatic", &LaunchPlan::programmatic)
       .def_property_readonly("argument", [](const LaunchPlan& plan) {
         return py::bytes(reinterpret_cast<const char*>(plan.argument.data()), plan.argument.size());
       });

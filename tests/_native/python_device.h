@@ -8,7 +8,8 @@
 namespace unweight {
 
 // The object's methods: multiprocessors() -> int; allocate(nbytes, name) -> address; clear(address, nbytes);
-// upload(address, bytes); download(address, nbytes) -> bytes; launch(kernel, grid, block, shared_bytes, argument).
+// upload(address, bytes); download(address, nbytes) -> bytes; launch(kernel, grid, block, shared_bytes,
+// argument, programmatic).
 class PythonDevice final : public Device {
  public:
   explicit PythonDevice(pybind11::object object) : object_(std::move(object)) {}
@@ -34,7 +35,7 @@ class PythonDevice final : public Device {
 
   void launch(const LaunchPlan& plan) override {
     const pybind11::bytes argument(reinterpret_cast<const char*>(plan.argument.data()), plan.argument.size());
-    object_.attr("launch")(plan.kernel, plan.grid, plan.block, plan.shared_bytes, argument);
+    object_.attr("launch")(plan.kernel, plan.grid, plan.block, plan.shared_bytes, argument, plan.programmatic);
   }
 
  private:
