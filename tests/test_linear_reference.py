@@ -81,7 +81,7 @@ def test_rounding() -> None:
 def test_work_is_shared_at_the_nearest_borders() -> None:
     assert stepped.share_work([1] * 6, 3) == [0, 0, 1, 1, 2, 2]
     assert stepped.share_work([8, 8, 8, 2], 3) == [0, 1, 2, 2]
-    assert stepped.share_work([1, 30, 1], 2) == [0, 1, 1]
+    assert stepped.share_work([3, 28, 1], 2) == [0, 1, 1]
     assert stepped.share_work([2, 2, 2], 2) == [0, 0, 1], "equally near: the later border"
 
 
