@@ -273,6 +273,58 @@ def test_cp_async_read_before_it_is_there(wait):
     assert kinds & {Kind.RACE, Kind.UNINITIALISED_MEMORY}
 
 
+# Each thread copies its word twice, in two groups, to places 256 bytes apart.
+TWO_GROUPS = CP_ASYNC.replace(
+    "cp.async.wait_group 0;",
+    "cp.async.ca.shared.global [%r3+256], [%d1], 4; cp.async.commit_group; cp.async.wait_group {};",
+)
+
+
+def test_groups_of_cp_async_are_waited_for_in_order():
+    assert (
+        clean(TWO_GROUPS.format(1) + "cp.async.wait_group 0;" + STORE, block=64, shared=512, x=DATA, out=256)
+    ).values("out").tolist() == DATA.tolist()
+    newer = TWO_GROUPS.format(1).replace("ld.shared.u32 %r0, [%r3]", "ld.shared.u32 %r0, [%r3+256]")
+    for seed in range(8):
+        found = run(newer + "cp.async.wait_group 0;", block=64, shared=512, seed=seed, x=DATA).kinds()
+        assert found and found <= {Kind.RACE, Kind.UNINITIALISED_MEMORY}
+    assert run(TWO_GROUPS.format(1), block=64, shared=512, x=DATA).kinds() == {Kind.PENDING_AT_EXIT}
+
+
+def test_other_threads_need_more_than_a_wait():
+    neighbour = CP_ASYNC.replace("ld.shared", "{} xor.b32 %r4, %t, 1; mad.lo.u32 %r3, %r4, 4, %r1; ld.shared") + STORE
+    assert (
+        clean(neighbour.format("bar.warp.sync -1;"), block=64, shared=256, x=DATA, out=256).values("out")[::2]
+        == DATA[1::2]
+    ).all()
+    assert run(neighbour.format(""), block=64, shared=256, x=DATA, out=256).kinds() == {Kind.RACE}
+
+
+def test_two_cp_async_of_a_thread_to_the_same_bytes_race():
+    same = TWO_GROUPS.format(0).replace("+256", "")
+    assert run(same, block=64, shared=512, x=DATA).kinds() == {Kind.RACE}
+    waited = same.replace("cp.async.commit_group;", "cp.async.commit_group; cp.async.wait_group 0;")
+    clean(waited, block=64, shared=512, x=DATA)
+
+
+def test_a_part_of_the_source_and_nothing_behind_it():
+    """10 of 16 bytes in lane 1, none in lane 2, which points nowhere."""
+    body = """
+    mov.u32 %r1, dynamic; mad.lo.u32 %r3, %t, 16, %r1; mul.wide.u32 %d1, %t, 16; add.s64 %d1, %x, %d1;
+    setp.gt.u32 %p1, %t, 2; @%p1 bra DONE;
+    mul.lo.u32 %r4, %t, 6; sub.u32 %r4, 16, %r4; setp.eq.u32 %p1, %t, 2; selp.u32 %r4, 0, %r4, %p1;
+    cp.async.cg.shared.global [%r3], [%d1], 16, %r4;
+    cp.async.commit_group; cp.async.wait_group 0;
+    ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%r3]; add.s64 %d2, %out, %d1; sub.s64 %d2, %d2, %x;
+    st.global.v4.u32 [%d2], {%r5, %r6, %r7, %r8};
+    DONE:
+    """
+    x = np.arange(1, 27, dtype=np.uint8)
+    got = clean(body, block=32, shared=512, x=x, out=48).values("out", np.uint8)
+    assert (got[:26] == x).all() and not got[26:].any()
+    assert run(body, block=32, shared=512, x=x[:25], out=48).kinds() == {Kind.OUT_OF_BOUNDS}
+
+
 def test_what_is_not_known_is_named():
     with pytest.raises(UnsupportedInstruction, match="cp.reduce"):
         run("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%x], [%r1], 16;", x=DATA)

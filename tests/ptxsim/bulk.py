@@ -49,7 +49,7 @@ Operation = TypeVar("Operation")
 
 @dataclass
 class Groups(Generic[Operation]):
-    """Operations of one thread or warp, committed in groups: of bulk stores, of cp.async, of wgmma."""
+    """Operations of one thread or warp, committed in groups: of bulk stores, of wgmma."""
 
     open: list[Operation] = field(default_factory=list)
     committed: list[list[Operation]] = field(default_factory=list)

@@ -1,14 +1,13 @@
-"""cp.async.bulk and cp.async: each copy is an agent of its own that reads and writes when the scheduler lets it."""
+"""cp.async.bulk: each copy is an agent of its own that reads and writes when the scheduler lets it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from .alu_types import Modifiers
-from .bulk import Copy, Groups, problems_of_async_copy, problems_of_bulk_copy
+from .bulk import Copy, Groups, problems_of_bulk_copy
 from .checks import Kind
 from .handlers import BLOCKED, DONE, handles, mask_of
 from .handlers_mbarrier import Handed, shared_addresses, use_barrier
@@ -27,8 +26,8 @@ def _global_addresses(warp, operand: Address, mask: np.ndarray) -> np.ndarray:
 class _Side:
     """One side of a copy: an agent, and what it may rely on."""
 
-    def __init__(self, warp, knowledge: Knowledge, generic: bool = False):
-        self.agent = warp.machine.clocks.async_agent(generic)
+    def __init__(self, warp, knowledge: Knowledge):
+        self.agent = warp.machine.clocks.async_agent()
         self.access = AsyncAccess(warp, self.agent, knowledge)
         self.clocks = warp.machine.clocks
 
@@ -123,11 +122,10 @@ def _expect_to_be_awaited(warp, copy: Copy, what: str) -> None:
 # ------------------------------------------------------------------------------------------------- shared to global
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class _Store(Copy):
-    reader: _Side | None = None
-    writer: _Side | None = None
-    complete: Callable[[], None] | None = None
+    reader: _Side
+    writer: _Side
 
 
 @handles("cp.async.bulk.global")
@@ -176,22 +174,21 @@ def _store(warp, lane: int, destination: int, source: int, size: int) -> None:
     warp.cta.post(warp, write, text)
 
 
-def _groups(warp, lane: int, bulk: bool = True) -> Groups:
-    return warp.copy_groups.setdefault((lane, bulk), Groups())
+def _groups(warp, lane: int) -> Groups:
+    return warp.copy_groups.setdefault(lane, Groups())
 
 
-def _wait(warp, mask: np.ndarray, newest: int, bulk: bool, reads_only: bool) -> int:
+def _wait(warp, mask: np.ndarray, newest: int, reads_only: bool) -> int:
     lanes = [int(lane) for lane in np.flatnonzero(mask)]
     for lane in lanes:
-        for copy in _groups(warp, lane, bulk).older_than(newest):
+        for copy in _groups(warp, lane).older_than(newest):
             if not (copy.read if reads_only else copy.written):
                 return BLOCKED
     for lane in lanes:
-        groups, one = _groups(warp, lane, bulk), mask_of(1 << lane)
+        groups, one = _groups(warp, lane), mask_of(1 << lane)
         for copy in groups.older_than(newest):
             copy.awaited = True
-            if copy.reader is not None:
-                warp.clocks.acquire(copy.reader.completion(), one)
+            warp.clocks.acquire(copy.reader.completion(), one)
             if not reads_only:
                 warp.clocks.acquire(copy.writer.completion(), one)
         if not reads_only:
@@ -199,26 +196,24 @@ def _wait(warp, mask: np.ndarray, newest: int, bulk: bool, reads_only: bool) -> 
     return DONE
 
 
-@handles("cp.async.bulk.commit_group", "cp.async.commit_group")
+@handles("cp.async.bulk.commit_group")
 def compile_commit(instruction: Instruction):
-    bulk = "bulk" in instruction.modifiers
-
     def step(warp, mask):
         for lane in np.flatnonzero(mask):
-            _groups(warp, int(lane), bulk).commit()
+            _groups(warp, int(lane)).commit()
         return DONE
 
     return step
 
 
-@handles("cp.async.bulk.wait_group", "cp.async.wait_group", may_block=True)
+@handles("cp.async.bulk.wait_group", may_block=True)
 def compile_wait(instruction: Instruction):
-    bulk, reads_only = "bulk" in instruction.modifiers, "read" in instruction.modifiers
+    reads_only = "read" in instruction.modifiers
     (newest,) = instruction.operands
     assert isinstance(newest, Immediate)
 
     def step(warp, mask):
-        return _wait(warp, mask, newest.value, bulk, reads_only)
+        return _wait(warp, mask, newest.value, reads_only)
 
     return step
 
@@ -240,109 +235,5 @@ def compile_prefetch(instruction: Instruction):
             if region is None or address + count > region.base + region.size:
                 warp.report(Kind.OUT_OF_BOUNDS, f"prefetches {count} bytes at {address:#x}", [lane])
         return DONE
-
-    return step
-
-
-# --------------------------------------------------------------------------------------------------------- cp.async
-
-
-@handles("cp.async.ca", "cp.async.cg")
-def compile_async_copy(instruction: Instruction):
-    """In the generic proxy: what it reads needs no fence.proxy.async, and what it writes needs one like a thread's."""
-    mods = Modifiers("cp", instruction.modifiers)
-    hinted = _take(mods, "async", "global")
-    mods.choice("ca", "cg")
-    mods.choice("shared", "shared::cta")
-    mods.choice("L2::64B", "L2::128B", "L2::256B", default="none")
-    mods.done()
-    destination, source, size, *rest = instruction.operands
-    read_size = rest[0] if len(rest) > hinted else size  # the cache policy comes last
-
-    def step(warp, mask):
-        to, sources = shared_addresses(warp, destination, mask), _global_addresses(warp, source, mask)
-        sizes, read_sizes = warp.read(size, mask), warp.read(read_size, mask)
-        for lane in np.flatnonzero(mask):
-            numbers = int(to[lane]), int(sources[lane]), int(sizes[lane]), int(read_sizes[lane])
-            _async_copy(warp, int(lane), *numbers)
-        return DONE
-
-    return step
-
-
-def _async_copy(warp, lane: int, destination: int, source: int, size: int, read_size: int) -> None:
-    for problem in problems_of_async_copy(destination, source, size, read_size):
-        warp.report(Kind.MISALIGNED, problem, [lane])
-    knowledge = warp.clocks.release(mask_of(1 << lane))
-    side = _Side(warp, Knowledge(knowledge.seen, knowledge.seen.copy()), generic=True)
-    copy = _Store(writer=side)
-    _groups(warp, lane, bulk=False).add(copy)
-    _expect_to_be_awaited(warp, copy, "cp.async")
-
-    def complete() -> None:
-        if copy.written:
-            return  # an arrival has waited for it
-        copy.read = copy.written = True
-        data = np.zeros(size, np.uint8)
-        if read_size:
-            region = _global_region(warp, side.access, source, read_size, "reads")
-            found = region.async_read(side.access, source, read_size) if region else None
-            if found is None:
-                return
-            data[:read_size] = found
-        warp.cta.shared.async_write(side.access, destination, data)
-
-    copy.complete = complete
-    warp.cta.post(warp, complete, f"a cp.async of {size} bytes to {warp.cta.shared.describe(destination)}")
-
-
-@handles("cp.async.mbarrier.arrive")
-def compile_arrive(instruction: Instruction):
-    """Arrives when the cp.async that the thread has started so far are complete."""
-    mods = Modifiers("cp", instruction.modifiers)
-    for part in ("async", "mbarrier", "arrive"):
-        mods.choice(part)
-    counted = mods.flag("noinc")  # among the arrivals that the mbarrier expects
-    mods.choice("shared", "shared::cta", default="generic")
-    mods.type("b64")
-    mods.done()
-    (address,) = instruction.operands
-
-    def step(warp, mask):
-        where = shared_addresses(warp, address, mask)
-        for lane in np.flatnonzero(mask):
-            _arrive_later(warp, int(lane), int(where[lane]), counted, instruction)
-        return DONE
-
-    return step
-
-
-def _arrive_later(warp, lane: int, address: int, counted: bool, instruction: Instruction) -> None:
-    found = use_barrier(warp, address, np.array([lane]))
-    if found is None:
-        return
-    if not counted:
-        found.barrier.pending += 1
-    copies = _groups(warp, lane, bulk=False).outstanding()
-
-    def complete() -> None:
-        for copy in copies:
-            copy.complete()
-            # They are handed over, and what the thread did itself is not.
-            found.barrier.complete_tx(0, Handed(copy.writer.completion(), copy))
-        try:
-            found.barrier.arrive(Handed(None))
-        except MbarrierError as error:
-            warp.report(Kind.MBARRIER, str(error), [lane], instruction=instruction)
-
-    warp.cta.post(warp, complete, "an arrival after cp.async")
-
-
-@handles("cp.async.wait_all", may_block=True)
-def compile_wait_all(instruction: Instruction):
-    def step(warp, mask):
-        for lane in np.flatnonzero(mask):
-            _groups(warp, int(lane), bulk=False).commit()
-        return _wait(warp, mask, 0, False, False)
 
     return step

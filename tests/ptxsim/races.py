@@ -84,16 +84,20 @@ class Clocks:
         self.asynchronous[first : self.count] = asynchronous
         return first
 
-    def async_agent(self, generic: bool = False) -> int:
-        agent = self.add(1, asynchronous=True)
-        self.generic[agent] = generic
-        return agent
+    def async_agent(self) -> int:
+        return self.add(1, asynchronous=True)
+
+    def copy_agents(self, count: int) -> np.ndarray:
+        """int64[count]: for the cp.async of each of so many threads."""
+        first = self.add(count, asynchronous=True)
+        self.generic[first : first + count] = True
+        return np.arange(first, first + count, dtype=np.int64)
 
     def completion(self, agent: int) -> Knowledge:
         """What one learns from the completion of an asynchronous operation: its own accesses, nothing else."""
         seen = np.zeros(agent + 1, np.int64)
         seen[agent] = async_stamp(agent)
-        return Knowledge(seen, np.zeros_like(seen) if self.generic[agent] else seen.copy())
+        return Knowledge(seen, seen.copy())
 
 
 def _look_up(knowledge: Knowledge, agents: np.ndarray) -> np.ndarray:
@@ -104,8 +108,18 @@ def _look_up(knowledge: Knowledge, agents: np.ndarray) -> np.ndarray:
         return knowledge.seen[agents]
 
 
+def _look_up_each(knowledge: list[Knowledge], lanes: np.ndarray, agents: np.ndarray) -> np.ndarray:
+    result = np.empty(agents.shape, np.int64)
+    groups: dict[int, list[int]] = {}
+    for row, lane in enumerate(lanes):
+        groups.setdefault(id(knowledge[lane]), []).append(row)
+    for rows in groups.values():
+        result[rows] = _look_up(knowledge[lanes[rows[0]]], agents[rows])
+    return result
+
+
 def async_stamp(agent: int) -> int:
-    """All accesses of an asynchronous operation have time 1."""
+    """All accesses of a bulk copy or a wgmma have time 1."""
     return 1 << AGENT_BITS | agent
 
 
@@ -116,6 +130,7 @@ class ThreadClocks:
         self._clocks = clocks
         self._absent = absent  # bool[32]: lanes that the block hasn't
         self.agents = np.arange(first_agent, first_agent + LANES, dtype=np.int64)
+        self.own = self.agents  # whose accesses need no order with those of the lane
         self.stamps = 1 << AGENT_BITS | self.agents  # of an access now
         self._fenced = np.zeros(LANES, np.int64)  # stamp of the last write that the lane passed to the async proxy
         self.knowledge = [clocks.start] * LANES
@@ -125,13 +140,7 @@ class ThreadClocks:
         """For each lane (a row of `agents`): up to which stamp it knows the agents. Both arrays may be [lanes, n]."""
         if self.uniform:
             return _look_up(self.knowledge[0], agents)
-        result = np.empty(agents.shape, np.int64)
-        groups: dict[int, list[int]] = {}
-        for row, lane in enumerate(lanes):
-            groups.setdefault(id(self.knowledge[lane]), []).append(row)
-        for rows in groups.values():
-            result[rows] = _look_up(self.knowledge[lanes[rows[0]]], agents[rows])
-        return result
+        return _look_up_each(self.knowledge, lanes, agents)
 
     def release(self, mask: np.ndarray = FULL) -> Knowledge:
         """What the lanes together have to hand over now. Their later accesses are not part of it."""
@@ -202,3 +211,25 @@ class ThreadClocks:
     def _find_uniform(self) -> None:
         first = self.knowledge[0]
         self.uniform = all(knowledge is first for knowledge in self.knowledge)
+
+
+class CopyClocks:
+    """The clocks of the cp.async of a warp's lanes: each knows what its thread knew when it started it. In the place of
+    ThreadClocks for who checks accesses."""
+
+    uniform = False
+
+    def __init__(self, threads: ThreadClocks, agents: np.ndarray, stamps: np.ndarray):
+        self.agents, self.stamps = agents, stamps
+        self.own = np.full(LANES, -1, np.int64)  # copies of one thread aren't ordered either
+        self._knowledge = [threads.knowledge[0]] if threads.uniform else list(threads.knowledge)
+        self._thread_agents, self._thread_stamps = threads.agents, threads.stamps
+
+    def limits(self, lanes: np.ndarray, agents: np.ndarray) -> np.ndarray:
+        if len(self._knowledge) == 1:
+            known = _look_up(self._knowledge[0], agents)
+        else:
+            known = _look_up_each(self._knowledge, lanes, agents)
+        shape = (-1, *[1] * (agents.ndim - 1))
+        mine = agents == self._thread_agents[lanes].reshape(shape)
+        return np.where(mine, self._thread_stamps[lanes].reshape(shape), known)

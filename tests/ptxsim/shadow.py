@@ -166,7 +166,7 @@ class Shadow:
         late = stamps > clocks.limits(lanes, agents)
         if not late.any():
             return
-        late &= agents != clocks.agents[lanes][:, None]
+        late &= agents != clocks.own[lanes][:, None]
         if late.any():
             rows = np.flatnonzero(late.any(axis=1))
             row, byte = (int(i[0]) for i in np.nonzero(late))

@@ -65,7 +65,8 @@ class Warp:
         self._initialised: dict[int, int] = {}  # slot -> lanes, for registers that not all lanes have written
         self.accessed = bytearray(len(self.rows))  # registers read or written since the last wgmma.fence
         self._holders: dict[int, list[object]] = {}
-        self.copy_groups: dict[tuple[int, bool], object] = {}  # of asynchronous copies, by lane and whether bulk
+        self.copy_groups: dict[int, object] = {}  # of bulk stores, by lane
+        self.thread_copies: object | None = None  # of cp.async
         self.carry = np.zeros(LANES, np.uint64)  # the condition code register
         self.fences = LaneFences()
         self.local = code.local_memory()
