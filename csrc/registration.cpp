@@ -3,7 +3,23 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(unweight, m) {
-  m.def("linear(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, bool exact=False) -> Tensor");
+  m.def(
+      "linear(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, bool exact=False, "
+      "ScalarType? out_dtype=None) -> Tensor");
+  m.def(
+      "grouped_linear(Tensor x, Tensor packed_w, Tensor offs, Tensor? bias=None, *, int layout=-1, bool exact=False, "
+      "ScalarType? out_dtype=None) -> Tensor");
+  m.def(
+      "linear_many(Tensor x, Tensor[] packed_w, Tensor?[] bias, *, int[] layouts=[], ScalarType? out_dtype=None) "
+      "-> Tensor[]");
+  m.def(
+      "_linear_config(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, int tokens, "
+      "ScalarType? out_dtype=None) -> Tensor");
+  m.def("supported_configs(int layout=-1) -> int[]");
+  m.def("_set_tuned(str gpu, int[] entries) -> ()");
+  m.def("_tuned(str gpu) -> int[]");
+  m.def("_grouped_grad(Tensor grad, Tensor packed_w, Tensor offs, int in_features) -> Tensor");
+  m.def("_batch_invariant(int value) -> int");
   m.def("unpack(Tensor packed_w, int in_features, ScalarType dtype) -> Tensor");
   m.def("embedding(Tensor ids, Tensor packed_w, int embedding_dim) -> Tensor");
   m.def("_pack(Tensor weight, int layout, int[] shape, int threads) -> Tensor");

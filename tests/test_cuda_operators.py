@@ -31,6 +31,8 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: t
     "name, arguments, culprit",
     [
         ("linear", (X, PACKED), "packed_w"),
+        ("grouped_linear", (X, PACKED[None], torch.tensor([2], dtype=torch.int32)), "packed_w"),
+        ("linear_many", (X, [PACKED], [None]), "packed_w"),
         ("unpack", (PACKED, 128, torch.bfloat16), "packed_w"),
         ("_unpack", (PACKED, 128, 0), "packed_w"),
         ("embedding", (torch.tensor([0]), PACKED, 128), "packed_w"),

@@ -17,6 +17,7 @@ _HOMES = {
     "pad_row_bytes": "packed",
     "PackedInfo": "packed",
     "LayoutFallback": "packed",
+    "batch_invariant": "ops",
     "Linear": "nn",
     "Embedding": "nn",
     "compress_model": "convert",
@@ -45,7 +46,7 @@ def __getattr__(name: str) -> Any:
             raise AttributeError("unweight_ext isn't installed, so its version isn't known: pip install .") from error
     elif name in _HOMES:
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    elif name in _HOMES.values() or name == "ops":
+    elif name in _HOMES.values():
         return import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,25 +1,40 @@
-"""The operators of the compiled part, with what they need in Python: fake implementations and gradients.
+"""The operators of the compiled part, with what they need in Python: fake implementations; derivatives.py has the rest.
 
-    unweight::linear(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, bool exact=False) -> Tensor
-    unweight::unpack(Tensor packed_w, int in_features, ScalarType dtype) -> Tensor
-    unweight::embedding(Tensor ids, Tensor packed_w, int embedding_dim) -> Tensor
+    linear(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, bool exact=False,
+           ScalarType? out_dtype=None) -> Tensor
+    grouped_linear(Tensor x, Tensor packed_w, Tensor offs, Tensor? bias=None, *, int layout=-1, bool exact=False,
+                   ScalarType? out_dtype=None) -> Tensor
+    linear_many(Tensor x, Tensor[] packed_w, Tensor?[] bias, *, int[] layouts=[], ScalarType? out_dtype=None)
+        -> Tensor[]
+    unpack(Tensor packed_w, int in_features, ScalarType dtype) -> Tensor
+    embedding(Tensor ids, Tensor packed_w, int embedding_dim) -> Tensor
+    supported_configs(int layout=-1) -> int[]
+
+`linear`: y = x · Wᵀ + bias for x [..., in_features], bfloat16 or float32, and packed_w [out_features, row_bytes].
+`grouped_linear`: rows of x [M, in_features] that belong to experts, packed_w [E, out_features, row_bytes]. offs, int32
+[E], says where each expert's rows end; they start where the last one's end, as in torch's grouped matmul. Results of
+rows behind the last expert's are zeros. bias [E, out_features].
+`linear_many`: several weights on the same x, in one launch (q, k and v; gate and up). A bias may be None.
+`layout`: what the weight is known to be (a position in LAYOUTS), or -1. `out_dtype`: float32 gives sums of a bfloat16 x
+as they are; else results have the dtype of x. `exact`: F.linear with the unpacked weight, bit for bit.
+`supported_configs`: the configurations of the fused kernel, by the rows that each multiplies at once; 0 is the way
+through an unpacked weight in scratch memory.
+
+On a GPU, products never wait: what only the device knows to be wrong (damaged bytes, a header of other sizes) gives
+NaN, and so does an archive unless `layout` says that it is one. (grouped_linear with `exact` does wait, for offs, and
+raises.) A float32 x, archives, and many rows go through scratch memory; grouped_linear takes the first two with `exact`
+only.
 
 Operators raise RuntimeError. Fake implementations depend on shapes and dtypes alone, so the operators can be compiled
 and captured.
 """
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import make_dual, unpack_dual
-from torch.library import Library, get_ctx, register_autograd, register_fake
-
-try:  # What register_autograd registers. Not public, so it may go some day; forward-mode derivatives go with it.
-    from torch._library.autograd import Info, make_autograd_impl
-except ImportError:
-    make_autograd_impl = None
+from torch.library import get_ctx, register_fake
 
 try:
     from . import _C  # noqa: F401 (registers the operators)
@@ -29,35 +44,100 @@ except ImportError as error:
         "build it in the source folder with `pip install --no-build-isolation .`"
     ) from error
 
+from . import derivatives  # noqa: F401 (registers them)
+
 # Position is the layout's number, in the header and for the operators.
 LAYOUTS = ("raw", "huffman", "nibble", "archive")
 
 linear = torch.ops.unweight.linear.default
+grouped_linear = torch.ops.unweight.grouped_linear.default
+linear_many = torch.ops.unweight.linear_many.default
 unpack = torch.ops.unweight.unpack.default
 embedding = torch.ops.unweight.embedding.default
 
 _DESCRIBED = 19  # numbers in what `_describe` returns
 
 
-def _check_device(name: str, tensor: Tensor, packed_w: Tensor) -> None:
+def _check_device(name: str, tensor: Tensor | None, packed_w: Tensor) -> None:
     # Real tensors of two devices never reach a kernel that could say so, but here meta and captured ones do.
-    torch._check(
-        tensor.device == packed_w.device,
-        lambda: f"{name}: device {tensor.device}, expected that of packed_w, {packed_w.device}",
-    )
+    if tensor is not None:
+        torch._check(
+            tensor.device == packed_w.device,
+            lambda: f"{name}: device {tensor.device}, expected that of packed_w, {packed_w.device}",
+        )
 
 
 @register_fake("unweight::linear")
 def _linear_fake(
-    x: Tensor, packed_w: Tensor, bias: Tensor | None = None, *, layout: int = -1, exact: bool = False
+    x: Tensor,
+    packed_w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    layout: int = -1,
+    exact: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     # x (..., K), packed_w (N, row_bytes) -> (..., N)
     torch._check(packed_w.dim() == 2, lambda: f"packed_w: {packed_w.dim()} dimensions, expected 2")
     torch._check(x.dim() >= 1, lambda: "x: 0 dimensions, expected at least 1")
     _check_device("x", x, packed_w)
-    if bias is not None:
-        _check_device("bias", bias, packed_w)
-    return x.new_empty((*x.shape[:-1], packed_w.shape[0]))
+    _check_device("bias", bias, packed_w)
+    return x.new_empty((*x.shape[:-1], packed_w.shape[0]), dtype=out_dtype or x.dtype)
+
+
+@register_fake("unweight::_linear_config")
+def _linear_config_fake(
+    x: Tensor,
+    packed_w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    layout: int = -1,
+    tokens: int,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    return _linear_fake(x, packed_w, bias, layout=layout, out_dtype=out_dtype)
+
+
+@register_fake("unweight::grouped_linear")
+def _grouped_linear_fake(
+    x: Tensor,
+    packed_w: Tensor,
+    offs: Tensor,
+    bias: Tensor | None = None,
+    *,
+    layout: int = -1,
+    exact: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    # x (M, K), packed_w (E, N, row_bytes), offs (E) -> (M, N)
+    torch._check(packed_w.dim() == 3, lambda: f"packed_w: {packed_w.dim()} dimensions, expected 3")
+    torch._check(x.dim() == 2, lambda: f"x: {x.dim()} dimensions, expected 2")
+    for name, tensor in (("x", x), ("offs", offs), ("bias", bias)):
+        _check_device(name, tensor, packed_w)
+    return x.new_empty((x.shape[0], packed_w.shape[1]), dtype=out_dtype or x.dtype)
+
+
+@register_fake("unweight::_grouped_grad")
+def _grouped_grad_fake(grad: Tensor, packed_w: Tensor, offs: Tensor, in_features: int) -> Tensor:
+    # grad (M, N) -> (M, K)
+    return grad.new_empty((grad.shape[0], in_features))
+
+
+@register_fake("unweight::linear_many")
+def _linear_many_fake(
+    x: Tensor,
+    packed_w: Sequence[Tensor],
+    bias: Sequence[Tensor | None],
+    *,
+    layouts: Sequence[int] = (),
+    out_dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    # x (..., K), each packed_w (N, row_bytes) -> each (..., N)
+    torch._check(
+        len(bias) == len(packed_w),
+        lambda: f"bias: {len(bias)} of them, expected {len(packed_w)}, one for each packed_w",
+    )
+    return [_linear_fake(x, w, b, out_dtype=out_dtype) for w, b in zip(packed_w, bias, strict=True)]
 
 
 @register_fake("unweight::unpack")
@@ -105,60 +185,28 @@ def _describe_fake(packed_w: Tensor) -> Tensor:
     return torch.empty((_DESCRIBED,), dtype=torch.int64, device="cpu")
 
 
-def _linear_setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
-    x, packed_w, bias = inputs
-    ctx.save_for_backward(packed_w)
-    ctx.in_features = x.shape[-1]
-    ctx.bias_dtype = None if bias is None else bias.dtype
+# They wait for the GPU: compilers must leave them outside of CUDA graphs. (torch 2.10's stable ABI can't say it.)
+WAITING = ("unpack", "_unpack", "_pack", "_transcode", "_resize", "_verify", "_describe", "_grouped_grad")
+for _name in WAITING:
+    getattr(torch.ops.unweight, _name).default.tags.append(torch.Tag.cudagraph_unsafe)
 
 
-def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    # grad (..., N) -> grad_x (..., K), none for the weight, grad_bias (N)
-    (packed_w,) = ctx.saved_tensors
-    grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)  # 2 where the call gave no bias
-    if ctx.needs_input_grad[0]:
-        weight = torch.ops.unweight.unpack(packed_w, ctx.in_features, torch.bfloat16)  # (N, K)
-        grads[0] = grad @ weight.to(grad.dtype)
-    if any(ctx.needs_input_grad[2:]):
-        grads[2] = grad.sum_to_size(packed_w.shape[0]).to(ctx.bias_dtype)
-    return tuple(grads)
+def supported_configs(layout: int = -1) -> list[int]:
+    """The configurations of `linear` on a Hopper GPU for weights of a layout: see the top of this file."""
+    return torch.ops.unweight.supported_configs(layout)
 
 
-def _linear_autograd(
-    keys: Any, x: Tensor, packed_w: Tensor, bias: Tensor | None = None, **options: int | bool
-) -> Tensor:
-    """Reverse mode as register_autograd does it, which gives zeros in forward mode without a word; and forward mode."""
-    x_plain, x_tangent = unpack_dual(x)
-    bias_plain, bias_tangent = (None, None) if bias is None else unpack_dual(bias)
-    if x_tangent is None and bias_tangent is None:
-        return _linear_reverse(keys, x, packed_w, bias, **options)
-    y = linear(x_plain, packed_w, bias_plain, **options)
-    if x_tangent is None:
-        return make_dual(y, bias_tangent.expand_as(y))
-    return make_dual(y, linear(x_tangent, packed_w, bias_tangent, **options))
+def batch_invariant(enabled: bool | None = None) -> bool:
+    """Makes every row's result on a GPU independent of the other rows and of their number; says what it was before.
 
-
-def _linear_autocast(
-    x: Tensor, packed_w: Tensor, bias: Tensor | None = None, *, layout: int = -1, exact: bool = False
-) -> Tensor:
-    # As F.linear under autocast; x and bias become BF16, whatever half precision is asked for: there is one only.
-    # (torch.library.register_autocast can't do it: it knows no keyword arguments.)
-    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-        bias = bias if bias is None else bias.to(torch.bfloat16)
-        return linear(x.to(torch.bfloat16), packed_w, bias, layout=layout, exact=exact)
-
-
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCUDA
-)
-_library = Library("unweight", "IMPL")
-if make_autograd_impl is None:
-    register_autograd("unweight::linear", _linear_backward, setup_context=_linear_setup)
-else:
-    _linear_reverse = make_autograd_impl(linear, Info(_linear_backward, _linear_setup))
-    _library.impl("linear", _linear_autograd, "Autograd", with_keyset=True)
-_library.impl("linear", _linear_autocast, "AutocastCPU")
-_library.impl("linear", _linear_autocast, "AutocastCUDA")
+    Up to 64 rows results always are, and on a CPU for any number. This cuts more rows into runs of 64, which read the
+    weight again: slow for many rows. It holds for the whole process, in compiled code as well, but not for CUDA graphs
+    that exist already. `exact`, float32 and archives are as invariant as F.linear; grouped_linear refuses. Without
+    `enabled` it only asks.
+    """
+    if enabled is not None and not isinstance(enabled, bool):
+        raise TypeError(f"enabled: {type(enabled).__name__}, expected a bool or None")
+    return bool(torch.ops.unweight._batch_invariant(-1 if enabled is None else int(enabled)))
 
 
 def cpu_capability(level: int = -1) -> int:

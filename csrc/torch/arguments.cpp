@@ -6,18 +6,6 @@
 #include "../format/error.h"
 
 namespace unweight {
-namespace {
-
-std::string text_of(const std::vector<int64_t>& shape) {
-  std::ostringstream text;
-  text << '[';
-  for (size_t i = 0; i < shape.size(); i++) text << (i ? ", " : "") << shape[i];
-  text << ']';
-  return text.str();
-}
-
-}  // namespace
-
 const char* dtype_name(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::BFloat16: return "torch.bfloat16";
@@ -37,6 +25,14 @@ const char* dtype_name(ScalarType dtype) {
 std::vector<int64_t> shape_of(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   return {sizes.begin(), sizes.end()};
+}
+
+std::string text_of(const std::vector<int64_t>& shape) {
+  std::ostringstream text;
+  text << '[';
+  for (size_t i = 0; i < shape.size(); i++) text << (i ? ", " : "") << shape[i];
+  text << ']';
+  return text.str();
 }
 
 void check_cpu(const char* name, const Tensor& tensor) {

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "../format/header.h"
@@ -17,6 +18,8 @@ using torch::stable::Tensor;
 // "torch.bfloat16"
 const char* dtype_name(ScalarType dtype);
 std::vector<int64_t> shape_of(const Tensor& tensor);
+// "[3, 4]"
+std::string text_of(const std::vector<int64_t>& shape);
 
 void check_cpu(const char* name, const Tensor& tensor);
 // On any GPU, or on the very one of `packed_w`.

@@ -6,6 +6,8 @@
 
 namespace unweight {
 
+Tensor to_cpu(const Tensor& tensor);
+
 Tensor unpack_cpu(const Tensor& packed_w, int64_t in_features, ScalarType dtype);
 // `layout`: what the caller takes it for, which is checked, or -1.
 Tensor unpack_cuda(const Tensor& packed_w, int64_t in_features, ScalarType dtype, int layout);

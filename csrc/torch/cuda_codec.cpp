@@ -11,11 +11,12 @@
 #include "cuda_device.h"
 
 namespace unweight {
-namespace {
 
 Tensor to_cpu(const Tensor& tensor) {
   return torch::stable::to(tensor, torch::stable::Device(torch::headeronly::DeviceType::CPU));
 }
+
+namespace {
 
 // For operators that read back what they found.
 std::unique_ptr<TorchDevice> waiting_device(const Tensor& packed_w, const char* name) {

@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include "../format/error.h"
@@ -69,6 +71,19 @@ class CudaDevice final : public TorchDevice {
     return status != cudaStreamCaptureStatusNone;
   }
 
+  std::string name() const override {
+    static std::mutex lock;
+    static std::map<int, std::string> names;  // of devices, which keep theirs; asking takes long
+    const std::lock_guard<std::mutex> guard(lock);
+    std::string& known = names[index_];
+    if (known.empty()) {
+      cudaDeviceProp properties;
+      check(cudaGetDeviceProperties(&properties, index_), "the device's name");
+      known = properties.name;
+    }
+    return known;
+  }
+
   int multiprocessors() const override { return attribute(cudaDevAttrMultiProcessorCount, index_); }
 
   DeviceAddress allocate(size_t bytes, const char*) override {
@@ -105,17 +120,32 @@ class CudaDevice final : public TorchDevice {
   }
 
   void launch(const LaunchPlan& plan) override {
-    const void* kernel = find_kernel(plan.kernel);
-    if (plan.shared_bytes > kSharedBytesWithoutAsking)
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(plan.shared_bytes)),
-            plan.kernel);
+    Kernel& kernel = find_kernel(plan.kernel);
+    if (plan.shared_bytes > kSharedBytesWithoutAsking) allow_shared(kernel, plan.shared_bytes);
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(plan.grid);
+    config.blockDim = dim3(plan.block);
+    config.dynamicSmemBytes = plan.shared_bytes;
+    config.stream = stream_;
+    config.attrs = &early;
+    config.numAttrs = plan.programmatic ? 1 : 0;
     void* arguments[] = {const_cast<uint8_t*>(plan.argument.data())};
-    check(cudaLaunchKernel(kernel, dim3(plan.grid), dim3(plan.block), arguments, plan.shared_bytes, stream_),
-          plan.kernel);
+    check(cudaLaunchKernelExC(&config, kernel.function, arguments), plan.kernel);
   }
 
  private:
+  // Remembered per device, since asking takes as long as a launch. Threads that come here together ask twice.
+  void allow_shared(Kernel& kernel, uint32_t bytes) const {
+    std::atomic<uint32_t>* allowed = index_ < kRememberedDevices ? &kernel.allowed_shared[index_] : nullptr;
+    if (allowed && allowed->load(std::memory_order_relaxed) >= bytes) return;
+    check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+          kernel.name);
+    if (allowed) allowed->store(bytes, std::memory_order_relaxed);
+  }
+
   static void* pointer(DeviceAddress address) { return reinterpret_cast<void*>(address); }
 
   const Tensor like_;

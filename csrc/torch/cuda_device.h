@@ -1,6 +1,7 @@
 // The GPU of a tensor, as the drivers of the kernels see it: torch's allocator and its current stream.
 #pragma once
 #include <memory>
+#include <string>
 
 #include "../cuda/device.h"
 #include "arguments.h"
@@ -9,6 +10,8 @@ namespace unweight {
 
 class TorchDevice : public Device {
  public:
+  // What it calls itself: tuned tables go by that.
+  virtual std::string name() const = 0;
   // Is the stream being captured into a graph? Then nothing can be read back.
   virtual bool captures() const = 0;
   virtual void copy(DeviceAddress to, DeviceAddress from, size_t bytes) = 0;

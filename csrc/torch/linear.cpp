@@ -1,105 +1,109 @@
-// linear: between tensors and the CPU kernels.
+// linear, grouped_linear and linear_many on the CPU: between tensors and the kernels.
 #include "../cpu/linear.h"
 
 #include <torch/csrc/stable/library.h>
 
-#include <array>
-#include <optional>
-
 #include "../format/error.h"
-#include "arguments.h"
 #include "codec.h"
 #include "parallel.h"
+#include "product.h"
 
 namespace unweight {
 namespace {
 
-// F.linear itself, so that results are the original model's to the last bit.
-Tensor torch_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  std::array<StableIValue, 3> stack{torch::stable::detail::from(x), torch::stable::detail::from(weight),
-                                    torch::stable::detail::from(bias)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
-// x as rows that lie `stride` elements apart: itself where it can be, else a copy.
-struct Rows {
-  Tensor tensor;
-  int64_t count, stride;
-};
-Rows rows_of(const Tensor& x, int64_t in_features) {
-  const int64_t count = x.numel() / in_features;
-  const auto address = reinterpret_cast<uintptr_t>(x.const_data_ptr());
-  if (x.dim() == 2 && x.stride(1) == 1 && address % x.element_size() == 0) return {x, count, x.stride(0)};
-  return {dense(x), count, in_features};
-}
-
-// Dtypes and shapes, which are the same on every device.
-void check_product(const Tensor& x, const std::optional<Tensor>& bias, int64_t out_features) {
-  const ScalarType dtype = x.scalar_type();
-  if (dtype != ScalarType::BFloat16 && dtype != ScalarType::Float)
-    fail("x: dtype ", dtype_name(dtype), ", expected torch.bfloat16 or torch.float32");
-  if (x.dim() < 1) fail("x: 0 dimensions, expected at least 1");
-  if (!bias) return;
-  check_dtype("bias", *bias, dtype);
-  if (bias->dim() != 1 || bias->size(0) != out_features)
-    fail("bias: ", bias->dim(), " dimensions, ", bias->numel(), " elements, expected [", out_features, "]");
-}
-
-Tensor multiply_exactly(const Tensor& x, Tensor weight, const std::optional<Tensor>& bias) {
-  if (x.scalar_type() != ScalarType::BFloat16) weight = torch::stable::to(weight, x.scalar_type());
-  return torch_linear(x, weight, bias);
-}
-
-Tensor linear_cuda(const Tensor& x, const Tensor& packed_w, const std::optional<Tensor>& bias, int64_t layout,
-                   bool exact) {
-  const PackedArgument packed = check_packed_cuda(packed_w, /*stacked_allowed=*/false);
-  check_same_device("x", x, packed_w);
-  if (bias) check_same_device("bias", *bias, packed_w);
-  check_product(x, bias, packed.out_features);
-  if (layout != -1) check_layout(layout);
-  if (!exact)
-    fail(
-        "exact: False, expected True: on CUDA devices this version multiplies with the unpacked weight only, as "
-        "exact=True does");
-  const Tensor weight = unpack_cuda(packed_w, x.size(x.dim() - 1), ScalarType::BFloat16, static_cast<int>(layout));
-  return multiply_exactly(x, weight, bias);
-}
-
-Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const std::optional<Tensor>& bias, int64_t layout,
-                  bool exact) {
-  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/false);
-  check_cpu("x", x);
-  if (bias) check_cpu("bias", *bias);
-  check_product(x, bias, packed.out_features);
-  const ScalarType dtype = x.scalar_type();
-  std::vector<int64_t> sizes = shape_of(x);
-  const int64_t in_features = sizes.back();
-  const Packed w = packed.open(0, "x: in_features (its last dimension)", in_features);
+Packed open_checked(const PackedArgument& packed, int64_t m, int64_t in_features, int64_t layout) {
+  const Packed w = packed.open(m, "x: in_features (its last dimension)", in_features);
   if (layout != -1 && check_layout(layout) != w.header.layout)
     fail("layout: ", layout, " (", layout_name(check_layout(layout)), "), expected -1 or that of packed_w, ",
          static_cast<int>(w.header.layout), " (", layout_name(w.header.layout), ")");
-  if (exact) return multiply_exactly(x, unpack_cpu(packed_w, in_features, ScalarType::BFloat16), bias);
+  return w;
+}
 
-  sizes.back() = packed.out_features;
-  Tensor y = torch::stable::new_empty(x, sizes);
-  if (y.numel() == 0) return y;
-  const Rows rows = rows_of(x, in_features);
-  Tensor dense_bias = x;  // any, where there is none
-  const void* bias_data = nullptr;
-  if (bias) {
-    dense_bias = dense(*bias);
-    bias_data = dense_bias.const_data_ptr();
-  }
-  linear(w, packed.matrix_bytes(), rows.tensor.const_data_ptr(), rows.stride,
-         dtype == ScalarType::BFloat16 ? XType::kBFloat16 : XType::kFloat32, rows.count, bias_data,
-         y.mutable_data_ptr(), torch_threads());
+// y [rows, N], contiguous, in the type of x and bias.
+void multiply_rows(const Packed& w, size_t size, const Tensor& x, const OptionalTensor& bias, Tensor& y) {
+  const std::optional<int64_t> stride = row_stride(x);
+  const bool readable = stride && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % x.element_size() == 0;
+  const Tensor rows = readable ? x : dense(x);
+  OptionalTensor dense_bias;
+  if (bias) dense_bias = dense(*bias);
+  linear(w, size, rows.const_data_ptr(), readable ? *stride : x.size(x.dim() - 1),
+         x.scalar_type() == ScalarType::BFloat16 ? XType::kBFloat16 : XType::kFloat32, row_count(x),
+         bias ? dense_bias->const_data_ptr() : nullptr, y.mutable_data_ptr(), torch_threads());
+}
+
+// The kernels' arguments all have one type: sums of BF16 that aren't rounded are those of the same values in FP32.
+Tensor in_type(const Tensor& tensor, ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
+}
+
+OptionalTensor in_type(const OptionalTensor& tensor, ScalarType dtype) {
+  if (!tensor) return tensor;
+  return in_type(*tensor, dtype);
+}
+
+Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const OptionalTensor& bias, int64_t layout, bool exact,
+                  OptionalType out_dtype) {
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/false);
+  check_cpu("x", x);
+  if (bias) check_cpu("bias", *bias);
+  const ScalarType out = check_x(x, out_dtype);
+  check_bias(x, bias, {packed.out_features});
+  const int64_t in_features = x.size(x.dim() - 1);
+  const Packed w = open_checked(packed, 0, in_features, layout);
+  if (exact) return multiply_exactly(x, unpack_cpu(packed_w, in_features, ScalarType::BFloat16), bias, out);
+
+  Tensor y = new_result(x, packed.out_features, out);
+  if (y.numel()) multiply_rows(w, packed.matrix_bytes(), in_type(x, out), in_type(bias, out), y);
   return y;
+}
+
+Tensor grouped_linear_cpu(const Tensor& x, const Tensor& packed_w, const Tensor& offs, const OptionalTensor& bias,
+                          int64_t layout, bool exact, OptionalType out_dtype) {
+  const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
+  check_cpu("x", x);
+  check_cpu("offs", offs);
+  if (bias) check_cpu("bias", *bias);
+  const ScalarType out = check_x(x, out_dtype);
+  check_groups(x, offs, packed);
+  check_bias(x, bias, {packed.matrices, packed.out_features});
+  const int64_t in_features = x.size(1);
+  for (int64_t m = 0; m < packed.matrices; m++) open_checked(packed, m, in_features, layout);
+  const std::vector<int64_t> ends = checked_ends(offs, x.size(0));
+  if (exact)
+    return multiply_groups_exactly(x, unpack_cpu(packed_w, in_features, ScalarType::BFloat16), ends, bias, out);
+
+  const std::vector<int64_t> sizes{x.size(0), packed.out_features};
+  Tensor y = torch::stable::new_zeros(x, sizes, out), same_x = in_type(x, out);
+  const OptionalTensor same_bias = in_type(bias, out);
+  int64_t begin = 0;
+  for (size_t e = 0; e < ends.size(); begin = ends[e++]) {
+    if (ends[e] == begin) continue;
+    Tensor place = torch::stable::narrow(y, 0, begin, ends[e] - begin);
+    OptionalTensor its_bias;
+    if (bias) its_bias = torch::stable::select(*same_bias, 0, e);
+    multiply_rows(packed.open(e, "in_features", in_features), packed.matrix_bytes(),
+                  torch::stable::narrow(same_x, 0, begin, ends[e] - begin), its_bias, place);
+  }
+  return y;
+}
+
+std::vector<Tensor> linear_many_cpu(const Tensor& x, const std::vector<Tensor>& packed_w,
+                                    const std::vector<OptionalTensor>& bias, const std::vector<int64_t>& layouts,
+                                    OptionalType out_dtype) {
+  check_counts(packed_w.size(), bias.size(), layouts.size());
+  std::vector<Tensor> results;
+  for_each_weight(packed_w.size(), [&](size_t i) {
+    results.push_back(linear_cpu(x, packed_w[i], bias[i], layouts.empty() ? -1 : layouts[i], false, out_dtype));
+  });
+  return results;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) { m.impl("linear", TORCH_BOX(&linear_cpu)); }
-STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA, m) { m.impl("linear", TORCH_BOX(&linear_cuda)); }
+STABLE_TORCH_LIBRARY_IMPL(unweight, CPU, m) {
+  m.impl("linear", TORCH_BOX(&linear_cpu));
+  m.impl("grouped_linear", TORCH_BOX(&grouped_linear_cpu));
+  m.impl("linear_many", TORCH_BOX(&linear_many_cpu));
+}
 
 }  // namespace unweight

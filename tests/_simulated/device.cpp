@@ -17,7 +17,7 @@ struct Callbacks {
   void (*download)(void* to, uint64_t from, uint64_t bytes);
   void (*copy)(uint64_t to, uint64_t from, uint64_t bytes);
   void (*launch)(const char* kernel, uint32_t grid, uint32_t block, uint32_t shared_bytes, const void* argument,
-                 uint64_t argument_bytes);
+                 uint64_t argument_bytes, int programmatic);
   uint64_t (*tensor)(void* data, uint64_t bytes);  // a copy on the device
   void (*finish)();                                // copies of tensors go back to the host, and are forgotten
 };
@@ -40,6 +40,7 @@ class SimulatedDevice final : public TorchDevice {
     python.finish();
     copied.clear();
   }
+  std::string name() const override { return "Simulated GPU"; }
   bool captures() const override { return python.captures(); }
   int multiprocessors() const override { return python.multiprocessors(); }
   DeviceAddress allocate(size_t bytes, const char* name) override { return checked(python.allocate(bytes, name)); }
@@ -60,7 +61,8 @@ class SimulatedDevice final : public TorchDevice {
     check();
   }
   void launch(const LaunchPlan& plan) override {
-    python.launch(plan.kernel, plan.grid, plan.block, plan.shared_bytes, plan.argument.data(), plan.argument.size());
+    python.launch(plan.kernel, plan.grid, plan.block, plan.shared_bytes, plan.argument.data(), plan.argument.size(),
+                  plan.programmatic);
     check();
   }
 };
@@ -81,7 +83,9 @@ void check_same_device(const char*, const Tensor&, const Tensor&) {}
 
 DeviceAddress address_of(const Tensor& tensor) {
   copied.push_back(tensor);
-  const auto bytes = static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
+  int64_t elements = 1;  // from the first to the last, with gaps
+  for (int64_t d = 0; d < tensor.dim(); d++) elements += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto bytes = tensor.numel() ? static_cast<uint64_t>(elements) * tensor.element_size() : 0;
   return checked(python.tensor(const_cast<void*>(tensor.const_data_ptr()), bytes));
 }
 
