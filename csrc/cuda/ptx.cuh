@@ -181,4 +181,13 @@ UNWEIGHT_PTX void acquire_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// --- numbers
+
+// Two floats as BF16, rounded to nearest even; the first in the low half.
+UNWEIGHT_PTX uint32_t to_bfloat16(float first, float second) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
 }  // namespace unweight::ptx

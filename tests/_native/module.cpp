@@ -9,6 +9,7 @@ PYBIND11_MODULE(_native, m) {
   unweight::bind_choice(m);
   unweight::bind_decode(m);
   unweight::bind_drivers(m);
+  unweight::bind_linear(m);
   unweight::bind_schedule(m);
   unweight::bind_transcode(m);
 }

@@ -6,6 +6,7 @@ namespace unweight {
 void bind_choice(pybind11::module_& m);
 void bind_decode(pybind11::module_& m);
 void bind_drivers(pybind11::module_& m);
+void bind_linear(pybind11::module_& m);
 void bind_schedule(pybind11::module_& m);
 void bind_transcode(pybind11::module_& m);
 

@@ -10,7 +10,7 @@ constexpr int kMostWeights = 4;  // that one launch multiplies the same x with: 
 // One weight, or a stack of experts (packed.matrices of them).
 struct WeightArgument {
   PackedArgument packed;
-  DeviceAddress bias;  // [matrices, out_features] in the type of x, or 0
+  DeviceAddress bias;  // BF16 [matrices, out_features], or 0
   DeviceAddress y;     // [tokens, out_features], rows y_stride elements apart
   uint64_t y_stride;
 };
@@ -34,8 +34,14 @@ struct LinearArgument {
   DeviceAddress offsets;   // i32 [matrices]: where the rows of each expert end (they start where the last one's end);
                            // 0: one matrix, and all rows are its own
   DeviceAddress records;   // PieceRecord [ctas][2]
-  DeviceAddress partials;  // FP32 [ctas][2][warpgroups][kBlockRows * config.tokens]
+  DeviceAddress partials;  // FP32 [ctas][2][warpgroups][tokens / 2 of the config][128]: registers of a warpgroup
   uint32_t float_output;   // y is FP32, else BF16
+};
+
+struct SumPiecesArgument {
+  LinearArgument linear;
+  uint32_t ctas, warpgroups;  // of the launch that left the pieces
+  uint32_t config_tokens;     // and its N
 };
 
 }  // namespace unweight::cuda

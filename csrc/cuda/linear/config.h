@@ -19,10 +19,16 @@ struct LinearConfig {
 // every number of tokens.
 constexpr LinearConfig kLinearConfigs[] = {{8, 3}, {16, 3}, {32, 3}, {64, 3}, {128, 2}, {256, 2}};
 constexpr int kLinearConfigCount = sizeof kLinearConfigs / sizeof kLinearConfigs[0];
+constexpr int linear_warpgroups(int tokens) {
+  for (const LinearConfig& config : kLinearConfigs)
+    if (config.tokens == tokens) return config.warpgroups;
+  return 0;
+}
 constexpr int kInvariantTokens = 64;  // up to here a row's result doesn't depend on the number of rows
 
 constexpr int kLoaderWarps = 3;  // copy activations
 constexpr uint32_t kWarpgroupThreads = kLanes * kWarps;
+constexpr uint32_t kSumTokens = 64;            // that a CTA of unweight_sum_pieces adds up
 constexpr uint32_t kSharedLimit = 227 * 1024;  // of a CTA on Hopper
 
 // Bytes of dynamic shared memory of an instance, in this order. A slot of the ring has its x and its stages.

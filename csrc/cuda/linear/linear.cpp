@@ -1,0 +1,128 @@
+#include "linear.h"
+
+#include <algorithm>
+
+#include "../../format/error.h"
+#include "../grid.h"
+#include "arguments.h"
+
+namespace unweight::cuda {
+namespace {
+
+// By layout (any, raw, huffman, nibble) and config.
+constexpr const char* kKernels[4][kLinearConfigCount] = {
+    {"unweight_linear_any_8", "unweight_linear_any_16", "unweight_linear_any_32", "unweight_linear_any_64",
+     "unweight_linear_any_128", "unweight_linear_any_256"},
+    {"unweight_linear_raw_8", "unweight_linear_raw_16", "unweight_linear_raw_32", "unweight_linear_raw_64",
+     "unweight_linear_raw_128", "unweight_linear_raw_256"},
+    {"unweight_linear_huffman_8", "unweight_linear_huffman_16", "unweight_linear_huffman_32",
+     "unweight_linear_huffman_64", "unweight_linear_huffman_128", "unweight_linear_huffman_256"},
+    {"unweight_linear_nibble_8", "unweight_linear_nibble_16", "unweight_linear_nibble_32", "unweight_linear_nibble_64",
+     "unweight_linear_nibble_128", "unweight_linear_nibble_256"},
+};
+
+int config_index(const LinearConfig& config) {
+  for (int i = 0; i < kLinearConfigCount; i++)
+    if (kLinearConfigs[i].tokens == config.tokens && kLinearConfigs[i].warpgroups == config.warpgroups) return i;
+  fail("config: ", config.tokens, " tokens with ", config.warpgroups,
+       " warpgroups, allowed are 8, 16, 32 and 64 tokens with 3, 128 and 256 with 2");
+}
+
+// Of the kernel: what all weights have, or any.
+int common_layout(const LinearCall& call) {
+  const int layout = call.weights[0].packed.layout;
+  const bool all = std::all_of(call.weights.begin(), call.weights.end(),
+                               [&](const LinearWeight& w) { return w.packed.layout == layout; });
+  return all ? layout : kAnyLayout;
+}
+
+void check(const LinearCall& call) {
+  if (call.weights.empty() || call.weights.size() > kMostWeights)
+    fail("weights: ", call.weights.size(), ", allowed are 1 to ", kMostWeights, " in one launch");
+  const PackedMatrices& first = call.weights[0].packed;
+  for (const LinearWeight& w : call.weights) {
+    if (w.packed.in_features != first.in_features)
+      fail("weights: in_features ", first.in_features, " and ", w.packed.in_features, ", expected equal ones");
+    if (w.packed.matrices != first.matrices)
+      fail("weights: stacks of ", first.matrices, " and ", w.packed.matrices, " matrices, expected equal ones");
+    const uint64_t element = call.float_output ? 4 : 2;
+    if (w.y % element)
+      fail("y: lies ", w.y % element, " bytes behind a multiple of ", element, " in memory, expected 0");
+    if (w.bias % 2) fail("bias: lies 1 byte behind a multiple of 2 in memory, expected 0");
+  }
+  if (!call.offsets && first.matrices != 1) fail("packed: ", first.matrices, " matrices without offsets, expected one");
+  if (call.offsets % 4) fail("offsets: lies ", call.offsets % 4, " bytes behind a multiple of 4 in memory, expected 0");
+  if (call.tokens > INT32_MAX) fail("x: ", call.tokens, " rows, allowed are 2^31 - 1 in one call");
+  if (call.x % 16) fail("x: lies ", call.x % 16, " bytes behind a multiple of 16 in memory, expected 0");
+  if (call.x_stride % 8) fail("x: rows ", call.x_stride, " elements apart, expected a multiple of 8");
+}
+
+PackedArgument tiled_argument(const PackedMatrices& packed) {
+  const PackedArgument a = packed_argument(packed);
+  if (a.layout == static_cast<int>(Layout::kArchive))
+    fail("layout: archive, the fused product takes raw, huffman and nibble; unpack or transcode it first");
+  return a;
+}
+
+}  // namespace
+
+uint32_t linear_ctas(const LinearCall& call, const LinearConfig& config, int multiprocessors) {
+  uint64_t units = 0;
+  for (const LinearWeight& w : call.weights) {
+    const uint64_t segment = segment_stages(w.packed.out_features, w.packed.in_features);
+    units += ceil_div(w.packed.out_features, kBlockRows) * ceil_div(w.packed.in_features, kStageColumns * segment);
+  }
+  // Each expert with tokens has a tile that isn't full.
+  const uint64_t tiles =
+      call.offsets ? call.tokens / config.tokens + std::min<uint64_t>(call.tokens, call.weights[0].packed.matrices)
+                   : ceil_div(call.tokens, config.tokens);
+  return static_cast<uint32_t>(std::min<uint64_t>(multiprocessors, units * tiles));
+}
+
+uint64_t record_bytes(uint32_t ctas) { return uint64_t{2} * ctas * sizeof(PieceRecord); }
+
+uint64_t partial_bytes(uint32_t ctas, const LinearConfig& config) {
+  return uint64_t{2} * ctas * config.warpgroups * kBlockRows * config.tokens * sizeof(float);
+}
+
+std::vector<LaunchPlan> plan_linear(const LinearCall& call, const LinearConfig& config, uint32_t ctas,
+                                    DeviceAddress records, DeviceAddress partials) {
+  check(call);
+  const int index = config_index(config), layout = common_layout(call);
+  LinearArgument a{};
+  for (const LinearWeight& w : call.weights)
+    a.weights[a.weight_count++] = {tiled_argument(w.packed), w.bias, w.y, w.y_stride};
+  if (call.tokens == 0) return {};
+  a.tokens = static_cast<uint32_t>(call.tokens);
+  a.x = call.x;
+  a.x_stride = call.x_stride;
+  a.offsets = call.offsets;
+  a.records = records;
+  a.partials = partials;
+  a.float_output = call.float_output;
+  const bool raw_stages = layout != static_cast<int>(Layout::kNibble);
+  const bool table = layout == kAnyLayout || layout == static_cast<int>(Layout::kHuffman);
+  const uint32_t threads = kWarpgroupThreads * static_cast<uint32_t>(config.warpgroups + 1);
+  const uint32_t shared = linear_shared(config.tokens, config.warpgroups, raw_stages, table).total;
+  std::vector<LaunchPlan> plans = {make_plan(kKernels[layout + 1][index], ctas, threads, shared, a, true)};
+  if (ctas == 1) return plans;  // it has all of every block
+  SumPiecesArgument sum{};
+  sum.linear = a;
+  sum.ctas = ctas;
+  sum.warpgroups = static_cast<uint32_t>(config.warpgroups);
+  sum.config_tokens = static_cast<uint32_t>(config.tokens);
+  const uint32_t parts = static_cast<uint32_t>(ceil_div(config.tokens, kSumTokens));
+  plans.push_back(make_plan("unweight_sum_pieces", 2 * ctas * sum.warpgroups * parts, kWarpgroupThreads, 0, sum, true));
+  return plans;
+}
+
+void linear(Device& device, const LinearCall& call, const LinearConfig& config) {
+  check(call);
+  if (call.tokens == 0) return;
+  const uint32_t ctas = linear_ctas(call, config, device.multiprocessors());
+  const DeviceAddress records = device.allocate(record_bytes(ctas), "records");
+  const DeviceAddress partials = device.allocate(partial_bytes(ctas, config), "partial sums");
+  for (const LaunchPlan& plan : plan_linear(call, config, ctas, records, partials)) device.launch(plan);
+}
+
+}  // namespace unweight::cuda

@@ -1,0 +1,79 @@
+// From a lane's sums to y (docs/KERNELS.md has the picture of a lane's registers).
+#pragma once
+#include "../ptx.cuh"
+#include "arguments.h"
+
+namespace unweight::cuda {
+
+constexpr float kNaN = __builtin_nanf("");
+
+// The part of y of one block of 64 rows of a matrix and one tile of tokens, as one lane of a warpgroup sees it. Lanes
+// l and l + 4 hold neighbouring rows: they exchange, so that each stores two rows of one token.
+struct BlockOutput {
+  uint64_t y, bias;        // addresses: of the tile's first token and row 0 of the matrix, of the matrix's bias or 0
+  uint64_t stride;         // elements from token to token
+  uint64_t rows, row;      // of the matrix; the first of the lane's pair, the other pair is 8 further
+  uint32_t token, tokens;  // the lane's in each group of 8; of the tile
+  bool float_output;
+
+  __device__ __forceinline__ BlockOutput(const LinearArgument& a, uint32_t weight, uint32_t matrix, uint32_t block,
+                                         uint32_t first_token, uint32_t tokens)
+      : tokens(tokens), float_output(a.float_output) {
+    const WeightArgument& w = a.weights[weight];
+    const uint32_t thread = threadIdx.x % kWarpgroupThreads, lane = thread % kLanes, odd = lane / 4 % 2;
+    rows = w.packed.out_features;
+    row = uint64_t{block} * kBlockRows + kWarpRows * (thread / kLanes) + lane / 8 * 2;
+    token = 2 * (lane % 4) + odd;
+    stride = w.y_stride;
+    y = w.y + (float_output ? 4 : 2) * (first_token * stride);
+    bias = w.bias ? w.bias + 2 * (matrix * rows) : 0;
+  }
+
+  // Sums 4q … 4q + 3 of the lane: tokens [8q, 8q + 8) of the tile. All lanes call it.
+  __device__ __forceinline__ void store(uint32_t q, float s0, float s1, float s2, float s3) const {
+    const bool odd = token % 2;
+    const float a = __shfl_xor_sync(0xFFFFFFFFu, odd ? s0 : s1, 4), b = __shfl_xor_sync(0xFFFFFFFFu, odd ? s2 : s3, 4);
+    const uint32_t t = 8 * q + token;
+    if (t >= tokens) return;
+    store_pair(t, row, odd ? a : s0, odd ? s1 : a);
+    store_pair(t, row + 8, odd ? b : s2, odd ? s3 : b);
+  }
+
+ private:
+  __device__ __forceinline__ void store_pair(uint32_t t, uint64_t r, float first, float second) const {
+    if (r >= rows) return;
+    const bool both = r + 1 < rows;
+    if (bias) {
+      const auto* b = reinterpret_cast<const uint16_t*>(bias) + r;
+      first += __uint_as_float(uint32_t{b[0]} << 16);
+      if (both) second += __uint_as_float(uint32_t{b[1]} << 16);
+    }
+    const uint64_t at = t * stride + r;
+    if (float_output)
+      store_elements(reinterpret_cast<float*>(y) + at, make_float2(first, second), first, second, both);
+    else {
+      const uint32_t pair = ptx::to_bfloat16(first, second);
+      store_elements(reinterpret_cast<uint16_t*>(y) + at, pair, static_cast<uint16_t>(pair),
+                     static_cast<uint16_t>(pair >> 16), both);
+    }
+  }
+  template <class Element, class Pair>
+  static __device__ __forceinline__ void store_elements(Element* to, Pair pair, Element first, Element second,
+                                                        bool both) {
+    if (both && reinterpret_cast<uint64_t>(to) % sizeof pair == 0) {
+      *reinterpret_cast<Pair*>(to) = pair;
+      return;
+    }
+    to[0] = first;
+    if (both) to[1] = second;
+  }
+};
+
+// Where the lane's sums of a piece are: sum i is 128 floats behind sum i - 1.
+static __device__ __forceinline__ float* piece_sums(const LinearArgument& a, uint32_t cta, uint32_t record,
+                                                    uint32_t warpgroups, uint32_t block, uint32_t config_tokens) {
+  const uint64_t piece = (uint64_t{cta} * 2 + record) * warpgroups + block;
+  return reinterpret_cast<float*>(a.partials) + piece * kBlockRows * config_tokens + threadIdx.x % kWarpgroupThreads;
+}
+
+}  // namespace unweight::cuda

@@ -1,0 +1,41 @@
+// The driver of the fused product, on a device that Python implements.
+#include "../../csrc/cuda/linear/linear.h"
+
+#include <pybind11/stl.h>
+
+#include <utility>
+#include <vector>
+
+#include "module.h"
+#include "python_device.h"
+
+namespace unweight {
+
+void bind_linear(pybind11::module_& m) {
+  namespace py = pybind11;
+  using cuda::LinearCall;
+  using cuda::LinearConfig;
+  using cuda::LinearWeight;
+  m.attr("invariant_tokens") = cuda::kInvariantTokens;
+  py::class_<LinearConfig>(m, "LinearConfig")
+      .def(py::init([](int tokens, int warpgroups) { return LinearConfig{tokens, warpgroups}; }))
+      .def_readonly("tokens", &LinearConfig::tokens)
+      .def_readonly("warpgroups", &LinearConfig::warpgroups);
+  py::class_<LinearWeight>(m, "LinearWeight")
+      .def(py::init([](const cuda::PackedMatrices& packed, DeviceAddress bias, DeviceAddress y, uint64_t y_stride) {
+        return LinearWeight{packed, bias, y, y_stride};
+      }));
+  py::class_<LinearCall>(m, "LinearCall")
+      .def(py::init([](std::vector<LinearWeight> weights, uint64_t tokens, DeviceAddress x, uint64_t x_stride,
+                       DeviceAddress offsets, bool float_output) {
+        return LinearCall{std::move(weights), tokens, x, x_stride, offsets, float_output};
+      }));
+  m.def("linear", [](py::object object, const LinearCall& call, const LinearConfig& config) {
+    PythonDevice device(std::move(object));
+    cuda::linear(device, call, config);
+  });
+  m.def("linear_ctas", &cuda::linear_ctas);
+  m.def("plan_linear", &cuda::plan_linear);
+}
+
+}  // namespace unweight
