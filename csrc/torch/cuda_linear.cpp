@@ -46,7 +46,7 @@ AlignedRows aligned_rows(const Tensor& x) {
   }
   const std::vector<int64_t> flat{count, in_features}, sizes{count, padded};
   Tensor copy = torch::stable::new_empty(x, sizes);
-  Tensor rows = torch::stable::narrow(copy, 1, 0, in_features);
+  Tensor rows = part(copy, 1, 0, in_features);
   torch::stable::copy_(rows, torch::stable::reshape(x, flat));
   return {copy, count, padded};
 }

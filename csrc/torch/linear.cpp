@@ -78,11 +78,11 @@ Tensor grouped_linear_cpu(const Tensor& x, const Tensor& packed_w, const Tensor&
   int64_t begin = 0;
   for (size_t e = 0; e < ends.size(); begin = ends[e++]) {
     if (ends[e] == begin) continue;
-    Tensor place = torch::stable::narrow(y, 0, begin, ends[e] - begin);
+    Tensor place = part(y, 0, begin, ends[e] - begin);
     OptionalTensor its_bias;
     if (bias) its_bias = torch::stable::select(*same_bias, 0, e);
     multiply_rows(packed.open(e, "in_features", in_features), packed.matrix_bytes(),
-                  torch::stable::narrow(same_x, 0, begin, ends[e] - begin), its_bias, place);
+                  part(same_x, 0, begin, ends[e] - begin), its_bias, place);
   }
   return y;
 }

@@ -96,6 +96,14 @@ std::optional<int64_t> row_stride(const Tensor& x) {
   return stride.value_or(x.size(last));
 }
 
+// (torch::stable::narrow needs a function that isn't one of the stable ABI's.)
+Tensor part(const Tensor& tensor, int64_t dim, int64_t first, int64_t count) {
+  std::array<StableIValue, 4> stack{torch::stable::detail::from(tensor), torch::stable::detail::from(dim),
+                                    torch::stable::detail::from(first), torch::stable::detail::from(count)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::narrow", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 Tensor new_result(const Tensor& x, int64_t out_features, ScalarType dtype) {
   std::vector<int64_t> sizes = shape_of(x);
   sizes.back() = out_features;
@@ -114,12 +122,11 @@ Tensor multiply_groups_exactly(const Tensor& x, const Tensor& weight, const std:
   for (size_t e = 0; e < ends.size(); begin = ends[e++]) {
     const int64_t count = ends[e] - begin;
     if (count == 0) continue;
-    Tensor rows = x, place = y;
     OptionalTensor its_bias = bias;
     if (bias) its_bias = torch::stable::select(*bias, 0, e);
-    rows = torch::stable::narrow(rows, 0, begin, count);
-    place = torch::stable::narrow(place, 0, begin, count);
-    torch::stable::copy_(place, multiply_exactly(rows, torch::stable::select(weight, 0, e), its_bias, out_dtype));
+    Tensor place = part(y, 0, begin, count);
+    torch::stable::copy_(
+        place, multiply_exactly(part(x, 0, begin, count), torch::stable::select(weight, 0, e), its_bias, out_dtype));
   }
   return y;
 }

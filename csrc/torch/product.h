@@ -40,6 +40,8 @@ bool batch_invariant();
 int64_t row_count(const Tensor& x);
 // Elements from row to row where they are the same everywhere and rows themselves have no gaps.
 std::optional<int64_t> row_stride(const Tensor& x);
+// Rows [first, first + count) of a tensor's dimension `dim`, where they lie.
+Tensor part(const Tensor& tensor, int64_t dim, int64_t first, int64_t count);
 // [..., out_features] for x [..., in_features].
 Tensor new_result(const Tensor& x, int64_t out_features, ScalarType dtype);
 
