@@ -1,47 +1,36 @@
 """What bounds a memory-bound kernel on a GPU: the rates of its parts against what one weight asks of each.
 
-The rates are those of the data sheets and of the instruction throughput tables, at the sustained clock of an H100 SXM.
-Nothing here is measured. A kernel that reaches its bound overlaps everything perfectly, so a bound is the least time.
+The rates are those of unweight_ext/tuning/rates.py. Nothing here is measured. A kernel that reaches its bound overlaps
+everything perfectly, so a bound is the least time.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """Rates of one multiprocessor (SM) at `clock_ghz`."""
-
-    name: str
-    hbm_bytes: float  # a clock and SM
-    multiprocessors: int = 132
-    clock_ghz: float = 1.755
-
-    @property
-    def hbm_gb_per_second(self) -> float:
-        return self.hbm_bytes * self.multiprocessors * self.clock_ghz
+def _load_rates() -> ModuleType:
+    """By its path: the package would load its compiled part, which isn't there or is stale where a build failed."""
+    path = Path(__file__).resolve().parent.parent / "unweight_ext" / "tuning" / "rates.py"
+    spec = importlib.util.spec_from_file_location("bench.rates", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-GPUS = {"H100": Gpu("H100", 14.5), "H200": Gpu("H200", 20.7)}
-
-# Lane-operations an SM takes in a clock, by pipe. Instructions of pipes that aren't here are bound by the issue alone.
-# ALU: LOP3 SHF PRMT IADD3 ISETP. FMA-heavy: IMAD IDP. FMA: FFMA and its like, on both halves. XU: POPC FLO MUFU.
-PIPES = {"ALU": 64, "FMA-heavy": 64, "FMA": 128, "LSU": 32, "XU": 16}
-ISSUE = 128  # four warp instructions, whatever their pipes
-SHARED_WAVEFRONTS = 1  # of up to 128 bytes, a clock
-
-
-def gpu_of(name: str) -> Gpu | None:
-    """The GPU that a device calls itself ("NVIDIA H100 80GB HBM3" for one), or None where its rates aren't known.
-
-    Only the SXM parts: those for PCIe have slower memory and fewer SMs under the same name.
-    """
-    words = name.split()
-    if "PCIe" in words or "NVL" in words:
-        return None
-    return next((gpu for key, gpu in GPUS.items() if key in words), None)
+if TYPE_CHECKING:
+    from unweight_ext.tuning.rates import GPUS, ISSUE, PIPES, SHARED_WAVEFRONTS, Gpu, gpu_of
+else:
+    _rates = _load_rates()
+    Gpu, GPUS, gpu_of = _rates.Gpu, _rates.GPUS, _rates.gpu_of
+    PIPES, ISSUE, SHARED_WAVEFRONTS = _rates.PIPES, _rates.ISSUE, _rates.SHARED_WAVEFRONTS
 
 
 @dataclass(frozen=True)

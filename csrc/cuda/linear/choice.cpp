@@ -8,6 +8,7 @@
 
 #include "../../format/error.h"
 #include "../../format/header.h"
+#include "../grid.h"
 #include "../plan.h"
 
 namespace unweight::cuda {
@@ -17,7 +18,7 @@ constexpr int kScratch = -1;
 constexpr uint64_t kLeastBucket = 8, kMostBucket = 16384;
 
 // From so many tokens on, decoding once and multiplying takes less time than decoding for every tile of tokens, by the
-// model of bench/products.py. tests/test_choice.py compares.
+// model of bench/products.py: the nearest power of two. tests/test_tuning_predict.py compares.
 uint64_t scratch_from(int layout) {
   switch (layout) {
     case static_cast<int>(Layout::kNibble): return 8192;
@@ -26,10 +27,15 @@ uint64_t scratch_from(int layout) {
   }
 }
 
-int smallest_config(uint64_t tokens) {
+// The smallest instance that takes all tokens at once; where none does, the one of the last two whose tiles cost less.
+// A tile of the smaller one takes about 0.64 of the time, but for raw weights: their bytes take most of it.
+int fused_config(int layout, uint64_t tokens) {
   for (int i = 0; i < kLinearConfigCount; ++i)
     if (static_cast<uint64_t>(kLinearConfigs[i].tokens) >= tokens) return i;
-  return kLinearConfigCount - 1;  // several tiles of tokens
+  const auto tiles = [tokens](int i) { return ceil_div(tokens, static_cast<uint64_t>(kLinearConfigs[i].tokens)); };
+  const int largest = kLinearConfigCount - 1;
+  if (layout == static_cast<int>(Layout::kRaw)) return largest;
+  return 16 * tiles(largest - 1) < 25 * tiles(largest) ? largest - 1 : largest;
 }
 
 Choice choice_of(int config_index) {
@@ -104,7 +110,7 @@ Choice choose(int layout, uint64_t out_features, uint64_t in_features, uint64_t 
     }
   }
   if (tokens > kInvariantTokens && tokens >= scratch_from(layout)) return choice_of(kScratch);
-  return choice_of(smallest_config(tokens));
+  return choice_of(fused_config(layout, tokens));
 }
 
 void set_tuned(const std::string& gpu, const std::vector<TunedEntry>& entries) {

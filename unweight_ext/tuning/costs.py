@@ -1,0 +1,61 @@
+"""What one weight asks of a multiprocessor in the fused product, and what isn't known of a GPU and is assumed.
+
+Needs neither torch nor the compiled part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TILED = ("raw", "huffman", "nibble")
+
+# Lane-operations for a weight in the consumers' loop, waits and wgmma included, by pipe: SASS of prototypes of these
+# kernels at 16 tokens, whole loop. What patches add at the rate of real weights is in PATCHES.
+OPERATIONS: Mapping[str, Mapping[str, float]] = {
+    "raw": {"ALU": 0.17, "FMA-heavy": 0.03, "LSU": 0.14, "other": 0.83},
+    "huffman": {"ALU": 2.33, "FMA-heavy": 0.84, "LSU": 0.77, "other": 1.18},
+    "nibble": {"ALU": 1.31, "FMA-heavy": 0.06, "LSU": 0.14, "other": 0.83},
+}
+PATCHES: Mapping[str, Mapping[str, float]] = {
+    "raw": {},
+    "huffman": {"ALU": 0.5, "LSU": 0.25, "other": 0.25},
+    "nibble": {"ALU": 0.35, "LSU": 0.175, "other": 0.175},
+}
+COPY_OPERATIONS = 6  # of the copying warps, for 16 bytes of x: cp.async, its address, its test
+
+
+def bits_per_weight(layout: str, segment_stages: int) -> float:
+    """In memory, patches and stage headers included. A restart of huffman's streams costs 1.3 bits in a segment."""
+    return {"raw": 16.02, "huffman": 10.7 + 1.3 / segment_stages, "nibble": 12.04}[layout]
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Neither in data sheets nor counted; the first things to measure. Microseconds, unless it says otherwise."""
+
+    # From the end of one kernel to the first load of the next, which was launched early and waited for it. Ordinary
+    # launches in a stream take about twice as long.
+    dependent_launch: float = 0.5
+    launch: float = 1.0
+    # From a load to its data. About 800 and 270 clocks have been reported for Hopper.
+    hbm_latency: float = 0.5
+    l2_latency: float = 0.16
+    # Bytes a clock and SM that the L2 gives: 5.5 TB/s have been reported.
+    l2_bytes: float = 23.7
+    # Of a CTA's code table: 256 rows of shared memory by 12 warps, with a barrier on each side.
+    table_fill: float = 0.25
+    # From the last sum to the end of a kernel: the stores reach the L2.
+    store: float = 0.3
+    # Of one wgmma, clocks of the SM's tensor cores, however few tokens it has: its A operand comes from registers.
+    least_wgmma_clocks: float = 32.0
+    # cuBLAS's share of the memory's rate at few tokens, the yardstick of the bars. At many it takes the tensor's rate.
+    cublas_share_of_hbm: float = 0.88
+    # Of cuBLAS's rate, at 128 tokens and more: what the design asks of these kernels, until it is measured.
+    share_of_cublas: Mapping[str, float] | None = None
+
+    def at_many_tokens(self, layout: str) -> float:
+        return (self.share_of_cublas or {"raw": 0.85, "huffman": 0.85, "nibble": 0.97})[layout]
+
+
+ASSUMED = Assumptions()
