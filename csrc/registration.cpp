@@ -30,6 +30,7 @@ STABLE_TORCH_LIBRARY(unweight, m) {
   m.def("_describe(Tensor packed_w) -> Tensor");
   m.def("_cpu_capability(int level) -> int");
   m.def("_check_cuda(int index) -> ()");
+  m.def("_check_fused(int index) -> ()");
   m.def("_least_bytes(int layout, int out_features, int in_features) -> int");
 }
 

@@ -77,14 +77,17 @@ def test_other_devices_are_left_alone() -> None:
     )
 
 
-def test_linear_on_a_gpu_needs_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "cuda_problem", lambda device: None)  # a Hopper GPU
+def test_products_on_a_gpu_without_the_fused_kernel_need_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "cuda_problem", lambda device: None)
+    monkeypatch.setattr(convert, "fused_problem", lambda device: "device: cuda:0 has compute capability 8.0")
     device = torch.device("cuda", 0)
     assert convert._device_reason(device, nn.Linear, exact=False) == (
-        "on cuda:0: this version multiplies there with exact=True only"
+        "on cuda:0: device: cuda:0 has compute capability 8.0"
     )
     assert convert._device_reason(device, nn.Linear, exact=True) is None
     assert convert._device_reason(device, nn.Embedding, exact=False) is None
+    monkeypatch.setattr(convert, "fused_problem", lambda device: None)  # a Hopper GPU
+    assert convert._device_reason(device, nn.Linear, exact=False) is None
 
 
 def test_results_are_on_the_gpu_but_for_the_description() -> None:

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 from .loading import accept_packed
 from .nn import Embedding, Linear, unsupported_embedding
-from .ops import cuda_problem
+from .ops import cuda_problem, fused_problem
 from .packed import info, layout_id, pack_quietly, pad_row_bytes
 
 Skip = str | Iterable[str] | Callable[[str, nn.Module], bool]
@@ -111,7 +111,7 @@ def compress_model(
     `exact`: see `Linear`. `progress`: a bar on stderr if that is a terminal (None), never (False), always (True), or
     a function of bytes done, bytes in all and the module's name.
 
-    Weights on a Hopper GPU are packed on the CPU and moved back; there Linear modules need `exact` as yet.
+    Weights on a GPU are packed on the CPU and moved back. Linear modules need `exact` there, but on a Hopper GPU.
     Names, hooks, biases and tied weights are kept. Left alone, with the reason in the report: other dtypes, subclasses,
     parametrized modules, weights shared with something else, and those that would not get smaller. From then on
     `model.load_state_dict` takes packed and plain weights for all of them, as well as for parameters of other modules.
@@ -204,12 +204,8 @@ def _device_reason(device: torch.device, kind: type[nn.Module], exact: bool) -> 
         return None
     if device.type != "cuda":
         return f"on {device}: there are kernels for CPUs and CUDA devices"
-    problem = cuda_problem(device)
-    if problem:
-        return f"on {device}: {problem}"
-    if kind is nn.Linear and not exact:
-        return f"on {device}: this version multiplies there with exact=True only"
-    return None
+    problem = fused_problem(device) if kind is nn.Linear and not exact else cuda_problem(device)
+    return f"on {device}: {problem}" if problem else None
 
 
 def _reason_to_leave(module: nn.Linear | nn.Embedding, exact: bool) -> str | None:

@@ -215,14 +215,23 @@ def cpu_capability(level: int = -1) -> int:
 
 
 @cache
-def _cuda_problem(index: int) -> str | None:
+def _problem(check: str, index: int) -> str | None:
     try:
-        torch.ops.unweight._check_cuda(index)
+        getattr(torch.ops.unweight, check)(index)
     except RuntimeError as error:
         return str(error)
     return None
 
 
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
 def cuda_problem(device: torch.device) -> str | None:
-    """Why the kernels can't run on a CUDA device: another GPU than Hopper, no driver, a build without them; or None."""
-    return _cuda_problem(torch.cuda.current_device() if device.index is None else device.index)
+    """Why the kernels can't run on a CUDA device: a GPU that is too old, no driver, a build without them; or None."""
+    return _problem("_check_cuda", _index(device))
+
+
+def fused_problem(device: torch.device) -> str | None:
+    """Why the fused product can't run on a CUDA device (another GPU than Hopper, or as `cuda_problem`); or None."""
+    return _problem("_check_fused", _index(device))

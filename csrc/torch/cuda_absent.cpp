@@ -10,6 +10,8 @@ void check_cuda_device(int64_t) {
       "nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-crt and nvidia-cuda-runtime) and build it again");
 }
 
+void check_fused_device(int64_t index) { check_cuda_device(index); }
+
 std::unique_ptr<TorchDevice> cuda_device(const Tensor&) {
   check_cuda_device(0);
   return nullptr;

@@ -147,6 +147,7 @@ STABLE_TORCH_LIBRARY_IMPL(unweight, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(unweight, CompositeExplicitAutograd, m) {
   m.impl("_check_cuda", TORCH_BOX(&check_cuda_device));
+  m.impl("_check_fused", TORCH_BOX(&check_fused_device));
 }
 
 }  // namespace unweight

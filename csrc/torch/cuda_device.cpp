@@ -93,6 +93,8 @@ class CudaDevice final : public TorchDevice {
     return reinterpret_cast<DeviceAddress>(scratch_.back().mutable_data_ptr());
   }
 
+  void release() override { scratch_.clear(); }
+
   void clear(DeviceAddress where, size_t bytes) override {
     if (bytes) check(cudaMemsetAsync(pointer(where), 0, bytes, stream_), "clearing memory");
   }
@@ -168,6 +170,8 @@ void check_cuda_device(int64_t index) {
     fail("device: cuda:", index, " has compute capability ", major, ".", minor, ", expected ", kMajor, ".", kMinor,
          " (Hopper: H100, H200, GH200)");
 }
+
+void check_fused_device(int64_t index) { check_cuda_device(index); }
 
 std::unique_ptr<TorchDevice> cuda_device(const Tensor& like) {
   check_cuda_device(like.get_device_index());

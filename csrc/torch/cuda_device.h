@@ -14,6 +14,8 @@ class TorchDevice : public Device {
   virtual std::string name() const = 0;
   // Is the stream being captured into a graph? Then nothing can be read back.
   virtual bool captures() const = 0;
+  // What was allocated so far may be used again by what is launched from now on.
+  virtual void release() = 0;
   virtual void copy(DeviceAddress to, DeviceAddress from, size_t bytes) = 0;
 };
 
@@ -23,5 +25,7 @@ std::unique_ptr<TorchDevice> cuda_device(const Tensor& like);
 
 // The same check, without a tensor.
 void check_cuda_device(int64_t index);
+// And the fused product's, which needs more of a GPU than the other kernels.
+void check_fused_device(int64_t index);
 
 }  // namespace unweight

@@ -19,7 +19,7 @@ namespace unweight {
 namespace {
 
 // Beside the configurations, which go by their tokens (configs.h).
-constexpr int64_t kChoose = -1;
+constexpr int64_t kRuns = -1;  // runs of kInvariantTokens rows, each with the smallest
 constexpr int64_t kMostTokens = cuda::kLinearConfigs[cuda::kLinearConfigCount - 1].tokens;
 
 cuda::LinearConfig smallest_config(int64_t rows) {
@@ -94,11 +94,11 @@ struct Operand {
 using Operands = std::vector<Operand>;
 
 // The fused kernel's results on x [..., K], from one launch. `offs`: ends of experts' rows. `tokens`: of the
-// configuration, or kChoose for the smallest that takes each run of kInvariantTokens rows: then a row's result is the
+// configuration, or kRuns for the smallest that takes each run of kInvariantTokens rows: then a row's result is the
 // same in every company.
 std::vector<Tensor> multiply_fused(TorchDevice& device, const Tensor& x, const Operands& weights,
                                    const OptionalTensor& offs, ScalarType out, int64_t tokens) {
-#if __has_include("../cuda/linear/linear.cpp")  // until then only the headers are there
+  check_fused_device(x.get_device_index());
   const AlignedRows rows = aligned_rows(x);
   OptionalTensor ends;
   if (offs) ends = dense(*offs);
@@ -118,23 +118,18 @@ std::vector<Tensor> multiply_fused(TorchDevice& device, const Tensor& x, const O
   if (ends)
     cuda::clear_rest(device, {call.offsets, call.weights[0].y, call.tokens, call.weights[0].y_stride * element,
                               call.weights[0].packed.matrices});
-  if (tokens != kChoose) {
+  if (tokens != kRuns) {
     cuda::linear(device, call, smallest_config(tokens));
     return results;
   }
   for (int64_t first = 0; first < rows.count; first += cuda::kInvariantTokens) {
     call.tokens = static_cast<uint64_t>(std::min<int64_t>(cuda::kInvariantTokens, rows.count - first));
     cuda::linear(device, call, smallest_config(static_cast<int64_t>(call.tokens)));
+    device.release();
     call.x += cuda::kInvariantTokens * call.x_stride * x.element_size();
     for (cuda::LinearWeight& w : call.weights) w.y += cuda::kInvariantTokens * w.y_stride * element;
   }
   return results;
-#else
-  (void)device, (void)x, (void)weights, (void)offs, (void)out, (void)tokens;
-  fail(
-      "exact: False, expected True: on CUDA devices this version multiplies with the unpacked weight only, as "
-      "exact=True does");
-#endif
 }
 
 // Decodes the weight to memory and multiplies with that, without waiting: NaN if it turns out to be damaged.
@@ -156,12 +151,12 @@ Tensor multiply_in_scratch(const Tensor& x, const Operand& w, ScalarType out) {
 
 int64_t tokens_of(const cuda::Choice& choice) { return choice.scratch ? kScratch : choice.config.tokens; }
 
-// Tokens of the configuration that suits, kScratch, or kChoose where a row's result has to be the same in any company.
+// Tokens of the configuration that suits, kScratch, or kRuns where a row's result has to be the same in any company.
 int64_t choose(const Tensor& x, const Operands& weights, const TorchDevice& device) {
   const auto tiled = [](const Operand& w) { return w.tiled(); };
   if (x.scalar_type() != ScalarType::BFloat16 || !std::all_of(weights.begin(), weights.end(), tiled)) return kScratch;
   const int64_t rows = row_count(x);
-  if (batch_invariant() && rows > cuda::kInvariantTokens) return kChoose;
+  if (batch_invariant() && rows > cuda::kInvariantTokens) return kRuns;
   uint64_t out_features = 0;
   int layout = weights[0].layout;
   for (const Operand& w : weights) {

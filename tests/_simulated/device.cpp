@@ -41,6 +41,7 @@ class SimulatedDevice final : public TorchDevice {
     copied.clear();
   }
   std::string name() const override { return "Simulated GPU"; }
+  void release() override {}
   bool captures() const override { return python.captures(); }
   int multiprocessors() const override { return python.multiprocessors(); }
   DeviceAddress allocate(size_t bytes, const char* name) override { return checked(python.allocate(bytes, name)); }
@@ -72,6 +73,8 @@ class SimulatedDevice final : public TorchDevice {
 void check_cuda_device(int64_t) {
   if (!python.launch) fail("CUDA: unweight_simulate wasn't called");
 }
+
+void check_fused_device(int64_t index) { check_cuda_device(index); }
 
 std::unique_ptr<TorchDevice> cuda_device(const Tensor&) {
   check_cuda_device(0);
