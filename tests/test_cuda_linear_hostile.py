@@ -1,0 +1,140 @@
+"""Bytes made to hurt, multiplied: nothing outside the tensors is touched, the kernel ends, and rows that can't be
+decoded are NaN. The product doesn't look at checksums, so what is wrong is told by looking all rows up."""
+
+from __future__ import annotations
+
+import itertools
+
+import linear_reference as stepped
+import numpy as np
+import pytest
+import torch
+from cuda_reading import ANY, NAN, Loaded, layout_number
+from hostile import CASES, COLUMNS, PACKED, Damaged, warp_header
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from linear_product import Product, Weight, config, packed, tokens
+from samples import LAYOUTS
+
+EXAMPLES = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MORE_EXAMPLES = settings(EXAMPLES, max_examples=150)
+TOKENS = 2
+
+
+def multiply(damaged: Damaged, layout: int, size: int = 8) -> np.ndarray:
+    """float32 [TOKENS, N]."""
+    rows = damaged.rows or damaged.packed.shape[0]
+    weight = Weight(damaged.packed.reshape(rows, -1), damaged.columns, layout=layout)
+    product = Product([weight], tokens(TOKENS, damaged.columns), config(size), float_output=True, multiprocessors=2)
+    return product.run()[0]
+
+
+def check(damaged: Damaged, layout: int = ANY) -> None:
+    """Rows that can be decoded are right; the others are NaN. may_differ: they may also be something else."""
+    got = multiply(damaged, layout)
+    loaded = Loaded(torch.from_numpy(damaged.packed), damaged.columns, rows=damaged.rows)
+    found = loaded.embedding(list(range(loaded.rows))).view(torch.int16).numpy().view(np.uint16)
+    bad = (found == NAN).all(axis=1)
+    assert np.isnan(got[:, bad]).all(), f"rows {np.flatnonzero(bad & ~np.isnan(got).all(axis=0))[:9]} aren't NaN"
+    if damaged.may_differ:
+        return
+    expected = stepped.sum_chain(stepped.to_float(found), stepped.to_float(tokens(TOKENS, damaged.columns))).T
+    same = (got == expected) | np.isnan(got)
+    assert same.all(), f"(token, row) {np.argwhere(~same)[:9].tolist()} are neither right nor NaN"
+
+
+@pytest.mark.parametrize(("attack", "arguments"), CASES, ids=[attack.__name__ for attack, _ in CASES])
+def test_damage(attack, arguments) -> None:
+    EXAMPLES(given(st.tuples(*arguments))(lambda drawn: check(attack(*drawn))))()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attack", "arguments"), CASES, ids=[attack.__name__ for attack, _ in CASES])
+def test_much_damage(attack, arguments) -> None:
+    MORE_EXAMPLES(given(st.tuples(*arguments))(lambda drawn: check(attack(*drawn))))()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+def test_undamaged(layout: str) -> None:
+    """The check itself: every row is right, and none is NaN but for the weights that are."""
+    damaged = Damaged(PACKED[layout], COLUMNS[layout])
+    check(damaged)
+    check(damaged, layout_number(layout))
+    if layout == "nibble":
+        assert not np.isnan(multiply(damaged, ANY)).all(axis=0).any()
+
+
+def test_archives_are_not_multiplied() -> None:
+    assert np.isnan(multiply(Damaged(PACKED["archive"], COLUMNS["archive"]), ANY)).all()
+
+
+@pytest.mark.parametrize("known", LAYOUTS[:3])
+def test_another_layout_than_the_caller_says(known: str) -> None:
+    for layout in LAYOUTS:
+        if layout != known:
+            got = multiply(Damaged(PACKED[layout], COLUMNS[layout]), layout_number(known))
+            assert np.isnan(got).all(), (known, layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+def test_another_shape_than_the_header_says(layout: str) -> None:
+    data = PACKED[layout].reshape(-1)
+    rows, columns = PACKED[layout].shape[0], COLUMNS[layout]
+    for n, k in ((rows, columns + 1), (rows, columns + 128), (1, columns), (rows, 1)):
+        assert np.isnan(multiply(Damaged(data[: data.size // n * n], k, rows=n), ANY)).all(), (n, k)
+
+
+def with_index(layout: str, changes: dict[int, int]) -> Damaged:
+    data = PACKED[layout].copy()
+    flat = data.reshape(-1)
+    begin, end = (int(x) for x in flat[48:64].view("<u8"))
+    for at, value in changes.items():
+        flat[begin:end].view("<u4")[at] = value
+    return Damaged(data, COLUMNS[layout])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+@pytest.mark.parametrize("place", [0, 1, 40, 0x0FFFFFFF, 0xFFFFFFFF])
+def test_a_stage_anywhere(layout: str, place: int) -> None:
+    """Longer than a slot, empty, behind the end, before the start."""
+    check(with_index(layout, {1: place}))
+    check(with_index(layout, {1: place}), layout_number(layout))
+
+
+def with_warp_header(layout: str, stage: int, warp: int, bits: int) -> Damaged:
+    data = PACKED[layout].copy()
+    flat = data.reshape(-1)
+    begin, end, start = (int(x) for x in flat[48:72].view("<u8"))
+    at = start + 16 * int(flat[begin:end].view("<u4")[stage]) + 4 * warp
+    flat[at : at + 4].view("<u4")[0] = bits
+    return Damaged(data, COLUMNS[layout])
+
+
+SECTIONS = (0, 2047, 2052, 3076, 8191)
+PATCHES = ((0, 0), (1, 0), (0, 1), (0x80, 128), (0xFF, 255))
+
+
+@pytest.mark.parametrize("layout", ["huffman", "nibble"])
+@pytest.mark.parametrize("warp", [0, 3])
+def test_sections_anywhere(layout: str, warp: int) -> None:
+    """Only the warp's own 16 rows can suffer, or all 64 if the stage says that it is raw."""
+    good = multiply(Damaged(PACKED[layout], COLUMNS[layout]), ANY)
+    rows = good.shape[1]
+    for section, (ksteps, patches), zeros in itertools.product(SECTIONS, PATCHES, (False, True)):
+        got = multiply(with_warp_header(layout, 0, warp, warp_header(section, zeros, False, ksteps, patches)), ANY)
+        others = np.arange(rows) // 16 != warp
+        assert (got[:, others] == good[:, others])[~np.isnan(good[:, others])].all(), (section, ksteps, patches)
+    raw = with_warp_header(layout, 0, 0, 1 << 14)
+    check(raw)
+    assert np.isnan(multiply(raw, ANY)[:, :64]).all()
+
+
+def test_an_expert_that_is_damaged_leaves_the_others_alone() -> None:
+    data = packed("trained", (3, 65, 200), "huffman")
+    x = tokens(6, 200)
+    good = Product([Weight(data, 200)], x, config(8), offsets=[2, 4, 6], float_output=True).check()[0]
+    for at in (0, 10, 48):
+        damaged = data.copy()
+        damaged[1].reshape(-1)[at] ^= 0xFF
+        got = Product([Weight(damaged, 200)], x, config(8), offsets=[2, 4, 6], float_output=True).run()[0]
+        assert np.isnan(got[2:4]).all() and (np.delete(got, [2, 3], 0) == np.delete(good, [2, 3], 0)).all()
