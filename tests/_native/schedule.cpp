@@ -20,11 +20,13 @@ struct Part {
 std::vector<Part> parts_of(uint32_t cta, uint32_t ctas, const std::vector<cuda::WorkShape>& shapes, uint32_t tiles) {
   std::vector<Part> parts;
   const auto costs = [&shapes](uint32_t w) { return shapes[w].cost(); };
-  cuda::WorkCursor cursor(cta, ctas, costs, static_cast<uint32_t>(shapes.size()), tiles);
-  for (; !cursor.done(); cursor.next())
-    cursor.for_each_group(shapes[cursor.at.weight], [&](const cuda::GroupWork& work) {
-      parts.push_back({cursor.at.weight, cursor.at.tile, work});
-    });
+  const cuda::WorkShare share = cuda::share_of(cta, ctas, costs, static_cast<uint32_t>(shapes.size()), tiles);
+  for (uint32_t job = share.first_job; job < share.jobs_end(); job++) {
+    const cuda::WorkShape& shape = shapes[job / tiles];
+    const uint32_t end = share.units_end(job, shape);
+    for (uint32_t unit = share.units_begin(job, shape); unit < end;)
+      parts.push_back({job / tiles, job % tiles, cuda::take_group(shape, unit, end)});
+  }
   return parts;
 }
 

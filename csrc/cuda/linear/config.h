@@ -31,6 +31,8 @@ constexpr uint32_t kWarpgroupThreads = kLanes * kWarps;
 constexpr uint32_t kSumTokens = 64;            // that a CTA of unweight_sum_pieces adds up
 constexpr uint32_t kSharedLimit = 227 * 1024;  // of a CTA on Hopper
 
+constexpr uint32_t kShareWords = 5, kPlaceWords = 8;
+
 // Bytes of dynamic shared memory of an instance, in this order. A slot of the ring has its x and its stages.
 struct LinearShared {
   uint32_t slots, x_bytes, stage_bytes;  // of a slot: x, and the stage of one block
@@ -39,6 +41,8 @@ struct LinearShared {
   uint32_t stages;                       // [slots][warpgroups], 16-aligned
   uint32_t barriers;                     // full[slots], empty[slots]
   uint32_t lengths;                      // u32 [slots][warpgroups]: bytes of each stage
+  uint32_t share;                        // u32 [5]: the CTA's part of the work
+  uint32_t places;                       // u32 [warps that multiply][8]: where their sums go
   uint32_t total;
 };
 
@@ -49,13 +53,16 @@ constexpr LinearShared linear_shared(int tokens, int warpgroups, bool raw_stages
   s.stage_bytes = raw_stages ? kRawStageBytes : kNibbleSections + 4 * kWarps * (kMaxWarpPatches + 1);
   s.stage_bytes = (s.stage_bytes + 15) / 16 * 16;
   const uint32_t slot_bytes = s.x_bytes + stages * s.stage_bytes + 16 + 4 * stages;
-  s.slots = (kSharedLimit - table_bytes - 64) / slot_bytes;
+  const uint32_t others = table_bytes + 4 * kShareWords + 4 * kPlaceWords * kWarps * stages;
+  s.slots = (kSharedLimit - others) / slot_bytes;
   if (s.slots > 8) s.slots = 8;
   s.table = s.slots * s.x_bytes;
   s.stages = s.table + table_bytes;
   s.barriers = s.stages + s.slots * stages * s.stage_bytes;
   s.lengths = s.barriers + 16 * s.slots;
-  s.total = s.lengths + 4 * s.slots * stages;
+  s.share = s.lengths + 4 * s.slots * stages;
+  s.places = s.share + 4 * kShareWords;
+  s.total = s.places + 4 * kPlaceWords * kWarps * stages;
   return s;
 }
 

@@ -4,6 +4,7 @@
 #include "../../format/header.h"
 #include "../ptx.cuh"
 #include "config.h"
+#include "walk.cuh"
 
 namespace unweight::cuda {
 
@@ -47,6 +48,7 @@ struct Ring {
     slot = slot + 1 == I::kShared.slots ? 0 : slot + 1;
     phase ^= slot == 0;
   }
+  __device__ __forceinline__ SharedWork work() const { return {shared + I::kShared.share}; }
   // By one thread, before all meet.
   __device__ __forceinline__ void make_barriers() const {
     for (uint32_t i = 0; i < I::kShared.slots; i++) {

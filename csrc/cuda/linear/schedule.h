@@ -58,59 +58,56 @@ struct GroupWork {
   }
 };
 
-// A place in the sequence: a stage of a weight's tile.
-struct WorkPlace {
-  uint32_t weight, tile, stage;
+// A CTA's part: from a stage of a job up to a stage of another. A job is a tile of a weight, and they follow each other
+// by weight, then by tile.
+struct WorkShare {
+  uint32_t first_job, first_stage;
+  uint32_t end_job, end_stage;
+
+  UNWEIGHT_HD_MEMBER uint32_t jobs_end() const { return end_job + (end_stage != 0); }
+  // Units of a job whose matrix has this shape: [units_begin, units_end). There may be none.
+  UNWEIGHT_HD_MEMBER uint32_t units_begin(uint32_t job, const WorkShape& shape) const {
+    return job == first_job ? shape.nearest_unit(first_stage) : 0;
+  }
+  UNWEIGHT_HD_MEMBER uint32_t units_end(uint32_t job, const WorkShape& shape) const {
+    return job == end_job ? shape.nearest_unit(end_stage) : shape.units();
+  }
 };
 
-// Place number `stage` of all; `costs` of one tile of each weight. The end is the weight behind the last.
+// Job and stage that are number `stage` of all. `costs(w)`: stages of one tile of weight w.
 template <class Costs>
-UNWEIGHT_HD WorkPlace place_of(uint64_t stage, const Costs& costs, uint32_t weights, uint32_t tiles) {
+UNWEIGHT_HD void find_stage(uint64_t stage, const Costs& costs, uint32_t weights, uint32_t tiles, uint32_t& job,
+                            uint32_t& job_stage) {
   for (uint32_t w = 0; w < weights; w++) {
     const uint64_t cost = costs(w);
-    if (stage < cost * tiles) return {w, static_cast<uint32_t>(stage / cost), static_cast<uint32_t>(stage % cost)};
+    if (stage < cost * tiles) {
+      job = w * tiles + static_cast<uint32_t>(stage / cost);
+      job_stage = static_cast<uint32_t>(stage % cost);
+      return;
+    }
     stage -= cost * tiles;
   }
-  return {weights, 0, 0};
+  job = weights * tiles;
+  job_stage = 0;
 }
 
-// A CTA's part, tile by tile.
-struct WorkCursor {
-  WorkPlace at, end;
-  uint32_t tiles;
+template <class Costs>
+UNWEIGHT_HD WorkShare share_of(uint32_t cta, uint32_t ctas, const Costs& costs, uint32_t weights, uint32_t tiles) {
+  uint64_t total = 0;
+  for (uint32_t w = 0; w < weights; w++) total += uint64_t{costs(w)} * tiles;
+  WorkShare share{};
+  find_stage(total * cta / ctas, costs, weights, tiles, share.first_job, share.first_stage);
+  find_stage(total * (cta + 1) / ctas, costs, weights, tiles, share.end_job, share.end_stage);
+  return share;
+}
 
-  template <class Costs>
-  UNWEIGHT_HD_MEMBER WorkCursor(uint32_t cta, uint32_t ctas, const Costs& costs, uint32_t weights, uint32_t tiles)
-      : tiles(tiles) {
-    uint64_t total = 0;
-    for (uint32_t w = 0; w < weights; w++) total += uint64_t{costs(w)} * tiles;
-    at = place_of(total * cta / ctas, costs, weights, tiles);
-    end = place_of(total * (cta + 1) / ctas, costs, weights, tiles);
-  }
-  UNWEIGHT_HD_MEMBER bool in_last() const { return at.weight == end.weight && at.tile == end.tile; }
-  UNWEIGHT_HD_MEMBER bool done() const {
-    if (at.weight != end.weight) return at.weight > end.weight;
-    return at.tile != end.tile ? at.tile > end.tile : at.stage >= end.stage;
-  }
-  UNWEIGHT_HD_MEMBER void next() {
-    at.stage = 0;
-    if (++at.tile < tiles) return;
-    at.tile = 0;
-    at.weight++;
-  }
-  // Calls visit(GroupWork) for the groups of the tile at hand, whose matrix has this shape.
-  template <class Visit>
-  UNWEIGHT_HD_MEMBER void for_each_group(const WorkShape& shape, Visit visit) const {
-    uint32_t unit = at.stage ? shape.nearest_unit(at.stage) : 0;
-    const uint32_t last = in_last() ? shape.nearest_unit(end.stage) : shape.units();
-    while (unit < last) {
-      const uint32_t group = unit / shape.group_units(), first = group * shape.group_units();
-      const uint32_t width = shape.width(group), units = width * shape.segments();
-      const uint32_t stop = last - first < units ? last - first : units;
-      visit(GroupWork{group, width, unit - first, stop});
-      unit = first + stop;
-    }
-  }
-};
+// The part of one group in units [unit, end) of a job, of which it takes as many as belong to it.
+UNWEIGHT_HD GroupWork take_group(const WorkShape& shape, uint32_t& unit, uint32_t end) {
+  const uint32_t group = unit / shape.group_units(), first = group * shape.group_units(), width = shape.width(group);
+  const uint32_t units = width * shape.segments(), stop = end - first < units ? end - first : units;
+  const GroupWork work{group, width, unit - first, stop};
+  unit = first + stop;
+  return work;
+}
 
 }  // namespace unweight::cuda

@@ -7,6 +7,29 @@ namespace unweight::cuda {
 
 constexpr float kNaN = __builtin_nanf("");
 
+// Where a warp's sums go and what becomes of them. It waits in shared memory while the warp multiplies.
+struct Place {
+  enum Kind : uint32_t { kNowhere, kOutput, kPiece };  // all segments of a block; a part of them
+
+  uint32_t kind, record;  // of a piece: 0 or 1
+  uint32_t weight, matrix, block;
+  uint32_t first_token, tokens;
+  float scale;  // NaN: the matrix is damaged
+
+  __device__ __forceinline__ void park(uint32_t address) const {
+    const uint32_t words[kPlaceWords] = {kind,  record,      weight, matrix,
+                                         block, first_token, tokens, __float_as_uint(scale)};
+#pragma unroll
+    for (uint32_t i = 0; i < kPlaceWords; i++) ptx::store_shared(address + 4 * i, words[i]);
+  }
+  static __device__ __forceinline__ Place parked(uint32_t address) {
+    uint32_t w[kPlaceWords];
+#pragma unroll
+    for (uint32_t i = 0; i < kPlaceWords; i++) w[i] = ptx::load_shared(address + 4 * i);
+    return {w[0], w[1], w[2], w[3], w[4], w[5], w[6], __uint_as_float(w[7])};
+  }
+};
+
 // The part of y of one block of 64 rows of a matrix and one tile of tokens, as one lane of a warpgroup sees it. Lanes
 // l and l + 4 hold neighbouring rows: they exchange, so that each stores two rows of one token.
 struct BlockOutput {

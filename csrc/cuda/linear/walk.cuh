@@ -1,11 +1,13 @@
 // The tiles and groups that a CTA works on, one after the other: each of its warps walks along them by itself.
 #pragma once
-#include "../matrix.cuh"
+#include "../../format/header.h"
+#include "../ptx.cuh"
 #include "schedule.h"
 
 namespace unweight::cuda {
 
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+constexpr uint32_t kLongestSegment = 32;
 
 // Rows of x that are multiplied with one matrix at once.
 struct Tile {
@@ -88,29 +90,60 @@ static __device__ __forceinline__ Tile find_tile(const LinearArgument& a, uint32
 struct Job {
   uint32_t weight;
   Tile tile;
-  Matrix matrix;
-  bool good;  // else nothing of the matrix is read, and what is stored for it is NaN
+  const uint8_t* matrix;
   WorkShape shape;
 };
 
-// Calls visit(job, group, first) for each group of the CTA's part: `first` for the first of all. All lanes call it.
-template <int kTokens, int kWarpgroups, class Visit>
-static __device__ __forceinline__ void walk(const LinearArgument& a, Visit visit) {
-  const auto costs = [&a](uint32_t w) { return a.weights[w].packed.blocks * a.weights[w].packed.stages_per_block; };
-  WorkCursor cursor(blockIdx.x, gridDim.x, costs, a.weight_count, count_tiles<kTokens>(a));
+// Of any bytes: all who walk agree on it, whatever else is wrong with the matrix.
+static __device__ __forceinline__ uint32_t segment_of(const PackedArgument& packed, const uint8_t* matrix) {
+  if (packed.matrix_bytes < kHeaderBytes) return kLongestSegment;
+  const uint32_t stages = reinterpret_cast<const Header*>(matrix)->segment_stages;
+  return stages - 1 < kLongestSegment ? stages : kLongestSegment;
+}
+
+// What every warp of the CTA walks along. It lies in shared memory, since registers are scarce where sums are: in order
+// first_job, first_stage, end_job, end_stage, tiles.
+struct SharedWork {
+  uint32_t address;
+
+  // By one warp, before all meet.
+  template <int kTokens>
+  __device__ __forceinline__ void make(const LinearArgument& a) const {
+    const auto costs = [&a](uint32_t w) { return a.weights[w].packed.blocks * a.weights[w].packed.stages_per_block; };
+    const uint32_t tiles = count_tiles<kTokens>(a);
+    const WorkShare share = share_of(blockIdx.x, gridDim.x, costs, a.weight_count, tiles);
+    const uint32_t words[kShareWords] = {share.first_job, share.first_stage, share.end_job, share.end_stage, tiles};
+    if (threadIdx.x % kLanes == 0)
+      for (uint32_t i = 0; i < kShareWords; i++) ptx::store_shared(address + 4 * i, words[i]);
+  }
+  __device__ __forceinline__ WorkShare share() const {
+    return {ptx::load_shared(address), ptx::load_shared(address + 4), ptx::load_shared(address + 8),
+            ptx::load_shared(address + 12)};
+  }
+  __device__ __forceinline__ uint32_t tiles() const { return ptx::load_shared(address + 16); }
+};
+
+// Calls role.begin(job) for each matrix and tile of the CTA's part, then role.work(job, group, first) for each group:
+// `first` for the first of all. All lanes call it.
+template <int kTokens, int kWarpgroups, class Role>
+static __device__ __forceinline__ void walk(const LinearArgument& a, SharedWork shared, Role& role) {
   bool first = true;
 #pragma unroll 1
-  for (; !cursor.done(); cursor.next()) {
+  for (uint32_t number = shared.share().first_job; number < shared.share().jobs_end(); number++) {
+    const uint32_t tiles = shared.tiles();
     Job job;
-    job.weight = cursor.at.weight;
-    job.tile = find_tile<kTokens>(a, cursor.at.tile);
+    job.weight = number / tiles;
+    job.tile = find_tile<kTokens>(a, number % tiles);
     const PackedArgument& packed = a.weights[job.weight].packed;
-    job.good = open_matrix(packed, job.tile.matrix, job.matrix) == Flaw::kNone && job.matrix.layout != Layout::kArchive;
-    job.shape = {packed.blocks, packed.stages_per_block, job.good ? job.matrix.segment_stages : 32, kWarpgroups};
-    cursor.for_each_group(job.shape, [&](const GroupWork& group) {
-      visit(job, group, first);
-      first = false;
-    });
+    job.matrix = reinterpret_cast<const uint8_t*>(packed.packed + job.tile.matrix * packed.matrix_bytes);
+    job.shape = {packed.blocks, packed.stages_per_block, segment_of(packed, job.matrix), kWarpgroups};
+    role.begin(job);
+    const uint32_t end = shared.share().units_end(number, job.shape);
+#pragma unroll 1
+    for (uint32_t unit = shared.share().units_begin(number, job.shape); unit < end; first = false) {
+      const GroupWork group = take_group(job.shape, unit, end);
+      role.work(job, group, first);
+    }
   }
 }
 
