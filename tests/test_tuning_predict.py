@@ -154,7 +154,7 @@ def test_cublas_takes_the_longer_of_memory_and_tensor_cores() -> None:
 @pytest.mark.parametrize("layout", TILED)
 def test_the_crossover_is_the_models(layout: str) -> None:
     """Within a factor of two on both GPUs, and between what the two would have or next to it."""
-    steps = [tokens for tokens in range(256, 20480, 256)]
+    steps = list(range(256, 20480, 256))
     ours = next(tokens for tokens in steps if chosen(layout, GATE, tokens) is None)
     for gpu in GPUS.values():
         model = next(tokens for tokens in steps if best(tokens, layout, [Product.of(tokens, GATE)], gpu) is None)
