@@ -22,6 +22,8 @@ _HOMES = {
     "Embedding": "nn",
     "compress_model": "convert",
     "CompressReport": "convert",
+    "load_tuned": "tuning.table",
+    "forget_tuned": "tuning.table",
     "compress_checkpoint": "checkpoint",
     "decompress_checkpoint": "checkpoint",
     "verify_checkpoint": "checkpoint",

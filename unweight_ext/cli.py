@@ -19,6 +19,9 @@ from .terminal import (
     size_text,
     table_text,
 )
+from .tuning.arguments import ABOUT as ABOUT_TUNE
+from .tuning.arguments import EXAMPLES as TUNE_EXAMPLES
+from .tuning.arguments import add_arguments as add_tune_arguments
 
 if TYPE_CHECKING:
     from .checkpoint import Inspection
@@ -57,6 +60,7 @@ examples:
   unweight inspect model/ --json > report.json
   unweight inspect model/ --plot bits.png
 """,
+    "tune": TUNE_EXAMPLES,
     "demo": """\
 examples:
   unweight demo
@@ -86,7 +90,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], summary: str, more: str = "") -> Any:
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], summary: str, more: str = "", *, threads: bool = True
+    ) -> Any:
         p = commands.add_parser(
             name,
             help=summary,
@@ -97,7 +103,9 @@ def build_parser() -> argparse.ArgumentParser:
         p.set_defaults(run=run)
         p.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
         p.add_argument("-q", "--quiet", action="store_true", help="no progress bar, and no report unless --json")
-        p.add_argument("--threads", type=int, default=0, metavar="N", help="how many to use (0: all cores, at most 16)")
+        if threads:
+            help_text = "how many to use (0: all cores, at most 16)"
+            p.add_argument("--threads", type=int, default=0, metavar="N", help=help_text)
         return p
 
     p = add("compress", _compress, "pack the BF16 tensors of a checkpoint, without loss", _COMPRESS)
@@ -133,6 +141,8 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--sort", choices=keys, default="file", help="order of the tensors; gap: bits above the floor")
     p.add_argument("--fast", action="store_true", help="read headers only: no entropy, no floor, no estimate")
     p.add_argument("--plot", metavar="FILE", help="draw bits per weight against the floor (needs matplotlib)")
+
+    add_tune_arguments(add("tune", _tune, "measure which kernel is fastest on this GPU", ABOUT_TUNE, threads=False))
 
     p = add("demo", _demo, "compress real weights, check every bit, and run them packed beside the original", _DEMO)
     p.add_argument("path", nargs="?", metavar="PATH", help="your own checkpoint: a folder or a safetensors file")
@@ -351,6 +361,12 @@ def _demo(args: argparse.Namespace) -> int:
     from .demo import run_demo
 
     return run_demo(args)
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from .tuning.command import run
+
+    return run(args)
 
 
 def _check_paths(args: argparse.Namespace) -> None:

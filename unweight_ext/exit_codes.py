@@ -20,7 +20,7 @@ EXIT_CODES = """\
 exit codes:
   0    done
   1    stored bytes are damaged, or differ from what they are compared with
-  2    wrong usage, or a file, folder or checkpoint that can't be used
+  2    wrong usage, or a file, folder, checkpoint or GPU that can't be used
   70   a mistake in this program: its traceback is worth a report
   130  interrupted (Ctrl-C, SIGTERM or SIGHUP); no output was left behind, but what --resume keeps
 """
