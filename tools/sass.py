@@ -177,7 +177,8 @@ def _anchors(block: Block, anchor: str) -> int:
 
 def hot_path(kernel: Kernel, loop: Loop, anchor: str) -> list[Instruction]:
     """One round of a loop as it mostly runs: the way with most anchors; of those the one around most of what is rare,
-    inner loops (repairs, waits) and reports by atomics; and of those the longest. What is rare counts as nothing."""
+    inner loops (repairs, waits), reports by atomics and naps (ptx::rare); and of those the longest. What is rare counts
+    as nothing."""
     inner = [other for other in kernel.loops if other.blocks < loop.blocks]
     # Each block's node: itself, or the header of the outermost inner loop that it belongs to.
     node_of = {index: index for index in loop.blocks}
@@ -189,7 +190,7 @@ def hot_path(kernel: Kernel, loop: Loop, anchor: str) -> list[Instruction]:
 
     def score(node: int) -> tuple[int, int, int]:
         block = kernel.blocks[node]
-        reports = any(i.base in ("RED", "REDG", "ATOMG") for i in block.instructions)
+        reports = any(i.base in ("RED", "REDG", "ATOMG", "NANOSLEEP") for i in block.instructions)
         if len(members[node]) > 1 or node in {other.header for other in inner}:
             return 0, -1, 0
         return (

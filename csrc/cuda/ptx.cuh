@@ -16,6 +16,15 @@ UNWEIGHT_PTX uint32_t pinned(uint32_t address) {
   return address;
 }
 
+// The same value, which ptxas can't make anew. All lanes call it.
+UNWEIGHT_PTX uint32_t opaque(uint32_t value) {
+  asm volatile("shfl.sync.bfly.b32 %0, %0, 0, 31, 0xffffffff;" : "+r"(value));
+  return value;
+}
+
+// Marks what is seldom done, for the compiler's schedule and for who counts a hot loop's instructions (tools/sass.py).
+UNWEIGHT_PTX void rare() { asm volatile("nanosleep.u32 0;" ::: "memory"); }
+
 UNWEIGHT_PTX uint32_t lanes_before() {
   uint32_t mask;
   asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));

@@ -6,142 +6,257 @@
 namespace unweight::cuda {
 
 constexpr int kBatchKSteps = 4;  // k-steps that are decoded and then multiplied together
-constexpr int kBatches = kKSteps / kBatchKSteps;
+constexpr int kBatches = kKSteps / kBatchKSteps, kBatchPairs = kBatchKSteps / 2;
 
 // A lane's A registers of a batch.
 using Batch = uint32_t[kBatchKSteps][kRegisters];
 
 static __device__ __forceinline__ void clear(Batch& a) {
+  ptx::rare();
 #pragma unroll
-  for (auto& registers : a)
+  for (int k = 0; k < kBatchKSteps; k++)
 #pragma unroll
-    for (uint32_t& r : registers) r = 0;
+    for (int i = 0; i < kRegisters; i++) a[k][i] = 0;
 }
 
-// The batches of one stage, in order; the same for all lanes: whether the stage can be read. A warp whose part can't be
-// gets zeros.
+// Where one lane of one warp finds what: offsets in a stage, and in the code table. They are the same all along, and
+// opaque, since the compiler would rather work them out anew in every stage.
+struct LanePlaces {
+  uint32_t header, signs, codes, raw;  // codes: of nibble
+  uint32_t column;                     // of the table
+  uint32_t lane4, before;              // 4 · lane, and the lanes before it as a mask
+
+  __device__ __forceinline__ LanePlaces(uint32_t table, uint32_t warp, uint32_t lane)
+      : header(ptx::opaque(4 * warp)),
+        signs(ptx::opaque(kStageHeaderBytes + kWarpPlaneBytes * warp + 16 * lane)),
+        codes(ptx::opaque(kHuffmanSections + kWarpNibbleBytes * warp + 8 * lane)),
+        raw(ptx::opaque(kStageHeaderBytes + kWarpRawBytes * warp + 16 * lane)),
+        column(ptx::opaque(table + 4 * lane)),
+        lane4(ptx::opaque(4 * lane)),
+        before(ptx::opaque(ptx::lanes_before())) {}
+};
+
+// A stage in shared memory.
+struct Stage {
+  uint32_t address, bytes;
+
+  __device__ __forceinline__ WarpHeader header(const LanePlaces& lane) const {
+    return {ptx::load_shared(address + lane.header)};
+  }
+};
+
+static __device__ __forceinline__ void load_raw(const Stage& stage, const LanePlaces& lane, int batch, Batch& a) {
+#pragma unroll
+  for (int k = 0; k < kBatchKSteps; k++) {
+    const uint4 r = ptx::load_shared_quad(stage.address + lane.raw + 16 * kLanes * (kBatchKSteps * batch + k));
+    a[k][0] = r.x, a[k][1] = r.y, a[k][2] = r.z, a[k][3] = r.w;
+  }
+}
+
+// The patches of a warp's stage, in the order of k-steps.
+struct PatchList {
+  uint32_t next, end;  // in shared memory
+  uint32_t header;     // bit 16 + k: k-step k has some
+  uint32_t patch = 0;  // the last one that was applied
+
+  // Those of one k-step, if it has some. Nothing behind the end is read. In PTX, jumps around single instructions
+  // included: what the compiler makes of the same in C++ copies and selects A registers.
+  __device__ __forceinline__ void apply(int kstep, uint32_t lane4, uint32_t (&a)[kRegisters]) {
+    asm volatile(
+        "{\n.reg .pred p, inside, is0, is1, is2, is3;\n.reg .b32 t, here;\n"
+        "and.b32 t, %7, %8;\n"
+        "setp.eq.u32 p, t, 0;\n"
+        "@p bra DONE;\n"
+        "AGAIN:\n"
+        "setp.lt.u32 inside, %4, %6;\n"
+        "@inside ld.shared.u32 %5, [%4];\n"
+        "add.u32 %4, %4, 4;\n"
+        // 4 · lane has no low bits: this is the register where the lane is meant, and more than 3 elsewhere.
+        "lop3.b32 t, %5, 127, %9, 0x6A;\n"  // (patch & 127) ^ 4 · lane
+        "shl.b32 here, 1, t;\n"             // 0 from 32 on
+        "and.b32 t, here, 1;\nsetp.ne.u32 is0, t, 0;\n"
+        "and.b32 t, here, 2;\nsetp.ne.u32 is1, t, 0;\n"
+        "and.b32 t, here, 4;\nsetp.ne.u32 is2, t, 0;\n"
+        "and.b32 t, here, 8;\nsetp.ne.u32 is3, t, 0;\n"
+        "@!is0 bra NOT0;\nlop3.b32 %0, %10, %5, %0, 0xCA;\nNOT0:\n"
+        "@!is1 bra NOT1;\nlop3.b32 %1, %10, %5, %1, 0xCA;\nNOT1:\n"
+        "@!is2 bra NOT2;\nlop3.b32 %2, %10, %5, %2, 0xCA;\nNOT2:\n"
+        "@!is3 bra NOT3;\nlop3.b32 %3, %10, %5, %3, 0xCA;\nNOT3:\n"
+        "setp.lt.and.s32 p, %5, 0, inside;\n"  // the k-step has another
+        "@p bra AGAIN;\n"
+        "DONE:\n}"
+        : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]), "+r"(next), "+r"(patch)
+        : "r"(end), "r"(header), "r"(0x10000u << kstep), "r"(lane4), "r"(kExponentBits)
+        : "memory");
+  }
+  // 0 if all were applied.
+  __device__ __forceinline__ uint32_t left() const { return next ^ end; }
+};
+
+// The words of a warp's stage in shared memory, as its lanes take them: tiles.cuh's Words in as few instructions as
+// there are. (Of a branch or a choice the compiler makes two selects.)
+struct FastWords {
+  uint32_t next, last, before;
+
+  template <class Lookup>
+  __device__ __forceinline__ void decode(BitStream& stream, Lookup lookup, uint32_t (&entries)[kRegisters]) {
+    const uint32_t position = stream.position;
+    decode_four_codes(stream, lookup, entries);
+    asm volatile(
+        "{\n.reg .pred takes;\n.reg .b32 t, takers, from;\n"
+        "lop3.b32 t, %3, %4, 32, 0x28;\n"  // (before ^ after) & 32
+        "setp.ne.u32 takes, t, 0;\n"
+        "vote.sync.ballot.b32 takers, takes, 0xffffffff;\n"
+        "and.b32 from, takers, %5;\n"
+        "popc.b32 from, from;\n"
+        "mad.lo.u32 from, from, 4, %2;\n"
+        "min.u32 from, from, %6;\n"
+        "@takes mov.b32 %0, %1;\n"
+        "@takes ld.shared.u32 %1, [from];\n"
+        "popc.b32 takers, takers;\n"
+        "mad.lo.u32 %2, takers, 4, %2;\n}"
+        : "+r"(stream.w0), "+r"(stream.w1), "+r"(next)
+        : "r"(position), "r"(stream.position), "r"(before), "r"(last)
+        : "memory");
+  }
+  __device__ __forceinline__ void start(LaneStreams& streams, uint32_t lane) {
+    Words words{next, last};
+    words.start(streams, lane);
+    next = words.next;
+  }
+};
+
+// The A registers of a stage: batches in order, all lanes alike. A warp's part that can't be read is zeros, and
+// damaged.
 template <Layout kLayout>
 struct Fragments;
 
 template <>
 struct Fragments<Layout::kRaw> {
-  uint32_t from;
+  const LanePlaces& lane;
+  Stage stage;
   bool good;
 
-  __device__ __forceinline__ Fragments(const WarpStage& stage, uint32_t, bool&, LaneStreams&)
-      : from(stage.address + kStageHeaderBytes + kWarpRawBytes * stage.warp + 16 * stage.lane),
-        good(stage.bytes >= kRawStageBytes && stage.raw()) {}
+  __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces& lane, uint32_t&, LaneStreams&)
+      : lane(lane), stage(stage), good(stage.bytes >= kRawStageBytes && stage.header(lane).is_raw()) {}
 
-  template <int kBatch>
-  __device__ __forceinline__ void decode(Batch& a) {
-    if (!good) return clear(a);
-#pragma unroll
-    for (int k = 0; k < kBatchKSteps; k++) {
-      const uint4 r = ptx::load_shared_quad(from + 512 * (kBatchKSteps * kBatch + k));
-      a[k][0] = r.x, a[k][1] = r.y, a[k][2] = r.z, a[k][3] = r.w;
-    }
+  __device__ __forceinline__ void decode(int batch, Batch& a) {
+    if (good)
+      load_raw(stage, lane, batch, a);
+    else
+      clear(a);
   }
-  __device__ __forceinline__ bool fit() const { return good; }
+  __device__ __forceinline__ uint32_t damaged() const { return !good; }
 };
 
 template <>
 struct Fragments<Layout::kNibble> {
-  uint32_t signs, codes, lane;
+  const LanePlaces& lane;
   bool good;
-  uint32_t patched;              // a bit a k-step
-  uint32_t keep_even, keep_odd;  // 0 where the lane's row is zero: of registers 0 and 2, of 1 and 3
-  Patches patches{0, 0};
+  uint32_t signs, codes;
+  uint32_t zeros = 0;  // a bit for each row of the warp that is zero
+  PatchList patches;
 
-  __device__ __forceinline__ Fragments(const WarpStage& stage, uint32_t, bool&, LaneStreams&)
-      : signs(stage.signs()),
-        codes(stage.address + kHuffmanSections + kWarpNibbleBytes * stage.warp + 8 * stage.lane),
-        lane(stage.lane),
-        good(stage.bytes >= kNibbleSections) {
-    good = good && !stage.raw() && stage.sections_fit(kNibbleSections, stage.header.has_zero_rows());
-    uint32_t section = stage.address + stage.header.section(), zeros = 0;
-    if (good && stage.header.has_zero_rows()) {
-      zeros = ptx::load_shared(section) >> stage.lane / 4;
-      section += 4;
-    }
-    keep_even = zeros & 1 ? 0 : ~0u, keep_odd = zeros >> 8 & 1 ? 0 : ~0u;
-    patches = Patches(section, stage.header.patches());
-    patched = stage.header.patched_ksteps();
+  __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces& lane, uint32_t&, LaneStreams&)
+      : lane(lane), signs(stage.address + lane.signs), codes(stage.address + lane.codes) {
+    const WarpHeader header = stage.header(lane);
+    const uint32_t section = header.bits & 0x1FFF, begin = section + header.has_zero_rows();
+    const uint32_t end = begin + header.patches();
+    good = section >= kNibbleSections / 4 && 4 * end <= stage.bytes && !header.is_raw();
+    patches = {stage.address + 4 * begin, stage.address + 4 * end, header.bits};
+    if (good && header.has_zero_rows()) zeros = ptx::load_shared(stage.address + 4 * section);
   }
 
-  template <int kBatch>
-  __device__ __forceinline__ void decode(Batch& a) {
+  __device__ __forceinline__ void decode(int batch, Batch& a) {
     if (!good) return clear(a);
 #pragma unroll
-    for (int pair = 0; pair < kBatchKSteps / 2; pair++) {
-      constexpr int kPairs = kBatchKSteps / 2;
-      const uint4 s = ptx::load_shared_quad(signs + kSignsStep * (kPairs * kBatch + pair));
-      const uint2 n = ptx::load_shared_pair(codes + kNibblesStep * (kPairs * kBatch + pair));
+    for (int pair = 0; pair < kBatchPairs; pair++) {
+      const uint4 s = ptx::load_shared_quad(signs + kSignsStep * (kBatchPairs * batch + pair));
+      const uint2 n = ptx::load_shared_pair(codes + kNibblesStep * (kBatchPairs * batch + pair));
       decode_nibbles(n.x, s.x, s.y, a[2 * pair]);
       decode_nibbles(n.y, s.z, s.w, a[2 * pair + 1]);
     }
+    const uint32_t patched = patches.header & (0x10000u << kBatchKSteps) - 0x10000u << kBatchKSteps * batch;
+    if (patched | zeros) correct(batch, a);
+  }
+  __device__ __forceinline__ uint32_t damaged() const { return !good | patches.left(); }
+
+ private:
+  // Rare: all of it behind one branch.
+  __device__ __forceinline__ void correct(int batch, Batch& a) {
+    ptx::rare();
+    // Registers 0 and 2 lie in one row, 1 and 3 eight rows below.
+    const uint32_t rows = zeros >> lane.lane4 / 16;
 #pragma unroll
     for (int k = 0; k < kBatchKSteps; k++) {
 #pragma unroll
-      for (int i = 0; i < kRegisters; i++) a[k][i] &= i & 1 ? keep_odd : keep_even;
-      if (patched & 1 << (kBatchKSteps * kBatch + k)) patches.apply(lane, a[k], [](uint32_t patch) { return patch; });
+      for (int i = 0; i < kRegisters; i++)
+        if (rows >> 8 * (i & 1) & 1) a[k][i] = 0;
+      patches.apply(kBatchKSteps * batch + k, lane.lane4, a[k]);
     }
   }
-  __device__ __forceinline__ bool fit() const { return good && patches.fit(); }
 };
 
 template <>
 struct Fragments<Layout::kHuffman> {
-  uint32_t signs, raw_from, column, lane, patched;
-  bool raw, good;
+  const LanePlaces& lane;
+  Stage stage;
+  bool good;  // and not raw
+  uint32_t header, signs;
   LaneStreams& streams;
-  Patches patches{0, 0};
-  Words words{0, 0};
+  PatchList patches;
+  FastWords words;
 
-  __device__ __forceinline__ Fragments(const WarpStage& stage, uint32_t table, bool& start, LaneStreams& streams)
-      : signs(stage.signs()),
-        raw_from(stage.address + kStageHeaderBytes + kWarpRawBytes * stage.warp + 16 * stage.lane),
-        column(table + 4 * stage.lane),
-        lane(stage.lane),
-        patched(stage.header.patched_ksteps()),
-        raw(stage.raw()),
-        streams(streams) {
-    good = raw ? stage.bytes >= kRawStageBytes
-               : stage.bytes >= kHuffmanSections && stage.sections_fit(kHuffmanSections, false);
-    patches = Patches(stage.address + stage.header.section(), stage.header.patches());
-    words = Words{patches.end, stage.address + stage.bytes - 4};
-    if (good && !raw && start) {
-      words.start(streams, lane);
-      start = false;
+  __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces& lane, uint32_t& start,
+                                       LaneStreams& streams)
+      : lane(lane), stage(stage), signs(stage.address + lane.signs), streams(streams) {
+    header = stage.header(lane).bits;
+    // With the bits of raw stages and zero rows, a section would start far behind every stage.
+    const uint32_t section = header & 0xFFFF, end = section + (header >> 24), stage_end = stage.address + stage.bytes;
+    patches = {stage.address + 4 * section, stage.address + 4 * end, header};
+    words = {patches.end, stage_end - 4, lane.before};
+    good = static_cast<int32_t>((section - kHuffmanSections / 4) | (stage_end - patches.end)) >= 0;
+    if (good && start) {
+      ptx::rare();
+      words.start(streams, lane.lane4 / 4);
+      start = 0;
     }
   }
 
-  template <int kBatch>
-  __device__ __forceinline__ void decode(Batch& a) {
-    if (!good) return clear(a);
-    if (raw) {
+  __device__ __forceinline__ void decode(int batch, Batch& a) {
+    if (good)
+      decode_codes(batch, a);
+    else
+      decode_raw(batch, a);
+  }
+  __device__ __forceinline__ uint32_t damaged() const { return patches.left(); }
+
+ private:
+  __device__ __forceinline__ void decode_raw(int batch, Batch& a) {
+    ptx::rare();
+    const bool raw = WarpHeader{header}.is_raw() && stage.bytes >= kRawStageBytes;
+    if (raw)
+      load_raw(stage, lane, batch, a);
+    else
+      clear(a);
+    patches.next = patches.end - 4 * !raw;
+  }
+  __device__ __forceinline__ void decode_codes(int batch, Batch& a) {
+    const auto lookup = [this](uint32_t x) { return ptx::load_shared(dot4(x, 0x80000000u, lane.column)); };
 #pragma unroll
-      for (int k = 0; k < kBatchKSteps; k++) {
-        const uint4 r = ptx::load_shared_quad(raw_from + 512 * (kBatchKSteps * kBatch + k));
-        a[k][0] = r.x, a[k][1] = r.y, a[k][2] = r.z, a[k][3] = r.w;
-      }
-      return;
-    }
-    const uint32_t from = column;
-    const auto lookup = [from](uint32_t x) { return ptx::load_shared(dot4(x, 0x80000000u, from)); };
-#pragma unroll
-    for (int pair = 0; pair < kBatchKSteps / 2; pair++) {
-      const uint4 s = ptx::load_shared_quad(signs + kSignsStep * (kBatchKSteps / 2 * kBatch + pair));
+    for (int pair = 0; pair < kBatchPairs; pair++) {
+      const uint4 s = ptx::load_shared_quad(signs + kSignsStep * (kBatchPairs * batch + pair));
 #pragma unroll
       for (int odd = 0; odd < 2; odd++) {
         const int k = 2 * pair + odd;
         uint32_t entries[kRegisters];
         words.decode(streams.of[odd], lookup, entries);
         merge_entries(entries, odd ? s.z : s.x, odd ? s.w : s.y, a[k]);
-        if (patched & 1 << (kBatchKSteps * kBatch + k)) patches.apply(lane, a[k], [](uint32_t patch) { return patch; });
       }
     }
+#pragma unroll
+    for (int k = 0; k < kBatchKSteps; k++) patches.apply(kBatchKSteps * batch + k, lane.lane4, a[k]);
   }
-  __device__ __forceinline__ bool fit() const { return good && (raw || patches.fit()); }
 };
 
 }  // namespace unweight::cuda

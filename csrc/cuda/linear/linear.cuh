@@ -77,7 +77,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply_group(const Job& job, const GroupWork& group, bool first) {
     const uint32_t begin = group.begin_of(block), end = group.end_of(block);
     park_place<kLayout>(job, group, first);
-    StageProduct<kLayout, I::kN> product;
+    StageProduct<kLayout, I::kN> product(table(), warp, lane);
     product.start_chain();
 #pragma unroll 1
     for (uint32_t segment = group.first_segment(); segment < group.end_segment(); segment++) {
@@ -101,7 +101,7 @@ struct Consumer {
         product.damaged = 1;
         break;
       }
-      product.stage(ring.stage(block), bytes, ring.x(), table(), warp, lane, [&] {
+      product.stage(ring.stage(block), bytes, ring.x(), [&] {
         if (before) give_back(before);
       });
       before = ring.empty();

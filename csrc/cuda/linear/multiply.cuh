@@ -13,9 +13,14 @@ template <Layout kLayout, int kTokens>
 struct StageProduct {
   float sums[kTokens / 2];
   LaneStreams streams;
-  bool starts;       // the streams start in the next stage that isn't raw
+  uint32_t starts;   // the streams start in the next stage that isn't raw
   uint32_t damaged;  // not 0: a part of the stages couldn't be read, and this warp's 16 rows are worth nothing
+  LanePlaces lane;
 
+  // `table` in shared memory, of huffman; warp: 0…3 of the warpgroup.
+  __device__ __forceinline__ StageProduct(uint32_t table, uint32_t warp, uint32_t lane) : lane(table, warp, lane) {}
+
+  // Before the first stage of a block, or of a CTA's part of one.
   __device__ __forceinline__ void start_chain() {
 #pragma unroll
     for (int i = 0; i < kTokens / 2; i++) sums[i] = 0;
@@ -25,23 +30,20 @@ struct StageProduct {
     start_segment();
   }
   // Before the first stage of each segment.
-  __device__ __forceinline__ void start_segment() { starts = true; }
+  __device__ __forceinline__ void start_segment() { starts = 1; }
 
-  // Multiplies one stage, of `bytes` at `stage_address` in shared memory (fewer than a stage needs, 0 as well:
-  // damaged), with the slot's x. Returns with the stage's last products in flight: they read x until the next stage has
-  // called `release`, or until `finish`. release(): called once, by all lanes, when nothing reads the *previous* stage
-  // any more.
+  // Multiplies one stage with the slot's x. `bytes`: a multiple of 16, and not less than kHuffmanSections. Returns with
+  // the stage's last products in flight: they read x until the next stage has called `release`, or until `finish`.
+  // release(): called once by all lanes, when nothing reads the *previous* stage and its x any more.
   template <class Release>
-  __device__ __forceinline__ void stage(uint32_t stage_address, uint32_t bytes, uint32_t x_address, uint32_t table,
-                                        uint32_t warp, uint32_t lane, Release release) {
+  __device__ __forceinline__ void stage(uint32_t stage_address, uint32_t bytes, uint32_t x_address, Release release) {
     const uint64_t x = ptx::wgmma_descriptor(x_address);
-    if (bytes < kStageHeaderBytes) bytes = 0;
-    Fragments<kLayout> fragments(WarpStage(stage_address, bytes, warp, lane), table, starts, streams);
+    Fragments<kLayout> fragments(Stage{stage_address, bytes}, lane, starts, streams);
     Batch a[kBatches];
     batch<0>(fragments, a[0], x);
     release();
     batch<1>(fragments, a[1], x + (kTokens * 128 >> 4));
-    damaged |= !fragments.fit();
+    damaged |= fragments.damaged();
   }
 
   // The sums are there.
@@ -53,7 +55,7 @@ struct StageProduct {
  private:
   template <int kBatch>
   __device__ __forceinline__ void batch(Fragments<kLayout>& fragments, Batch& a, uint64_t x) {
-    fragments.template decode<kBatch>(a);
+    fragments.decode(kBatch, a);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kBatchKSteps; k++) ptx::Wgmma<kTokens>::multiply(sums, a[k], x + ptx::kDescriptorKStep * k);

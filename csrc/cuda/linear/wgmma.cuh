@@ -24,7 +24,9 @@ UNWEIGHT_PTX void pin(float (&values)[kCount]) {
 
 // B: K-major, rows of 128 bytes with the 128-byte swizzle, 8 rows in 1024 bytes. A k-step of 16 columns is 32 bytes.
 UNWEIGHT_PTX uint64_t wgmma_descriptor(uint32_t address) {
-  return (address & 0x3FFFF) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+  uint64_t descriptor = (address & 0x3FFFF) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+  asm volatile("" : "+l"(descriptor));  // not made anew for each k-step
+  return descriptor;
 }
 constexpr uint64_t kDescriptorKStep = 32 >> 4;
 
