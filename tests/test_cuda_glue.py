@@ -1,4 +1,4 @@
-"""The operators for CUDA tensors from end to end, on the interpreter: see tests/simulated_gpu.py."""
+"""The operators for CUDA tensors from end to end, on the interpreter: see tests/simulated_cases.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import simulated_gpu
+import simulated_cases
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 import native_build
@@ -21,8 +21,8 @@ def library() -> Path:
     return file
 
 
-@pytest.mark.parametrize("case", [case.__name__ for case in simulated_gpu.CASES])
+@pytest.mark.parametrize("case", [case.__name__ for case in simulated_cases.CASES])
 def test_operators_for_cuda_tensors(case: str, library: Path) -> None:
-    command = [sys.executable, simulated_gpu.__file__, str(library), case]
+    command = [sys.executable, simulated_cases.__file__, str(library), case]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("ok"), done.stdout + done.stderr
