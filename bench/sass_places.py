@@ -70,7 +70,7 @@ def compile_file(source: Path) -> Compiled:
         raise cuda_toolkit.ToolkitError("nvdisasm is neither in site-packages nor on the path")
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernels.cubin"
-        flags = ["-cubin", "-Xptxas", "-v", *cuda_toolkit.COMPILE_FLAGS, *cuda_toolkit.CUBIN_FLAGS]
+        flags = ["-cubin", "-Xptxas", "-v", *cuda_toolkit.COMPILE_FLAGS, cuda_toolkit.gencode(cuda_toolkit.HOPPER)]
         messages = _output_of(nvcc.path, *flags, source, "-o", cubin)
         return Compiled(_output_of(nvdisasm, "-c", "-gi", cubin), check_cubin.registers_in(messages))
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,18 @@ def test_library_needs_no_cuda(library: Path) -> None:
     needed = re.findall(r"NEEDED.*\[(.+)\]", output_of("readelf", "-d", library))
     assert "libtorch_cpu.so" in needed
     assert not [name for name in needed if "cuda" in name or "cudart" in name or "nvidia" in name]
+
+
+def test_library_has_code_for_all_gpus(library: Path) -> None:
+    """Each file's kernels for Hopper and, but for the fused product, for compute capability 8 and as PTX."""
+    cuobjdump = cuda_toolkit.find_program("cuobjdump")
+    assert cuobjdump is not None, "no cuobjdump: pip install nvidia-cuda-cuobjdump"
+    sources = native_build.cuda_sources()
+    everywhere = [source for source in sources if cuda_toolkit.AMPERE in cuda_toolkit.architectures(source)]
+    cubins = re.findall(r"\.(sm_\w+)\.cubin", output_of(cuobjdump, "--list-elf", library))
+    assert Counter(cubins) == {"sm_90a": len(sources), "sm_80": len(everywhere)}
+    ptx = re.findall(r"\.(sm_\w+)\.ptx", output_of(cuobjdump, "--list-ptx", library))
+    assert Counter(ptx) == {"sm_90": len(everywhere)}
 
 
 @pytest.mark.skipif(sysconfig.get_platform() != "linux-x86_64", reason="only x86-64 has AVX files")

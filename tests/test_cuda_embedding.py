@@ -13,6 +13,8 @@ from torch import Tensor
 
 from unweight_ext.packed import info, pack_quietly
 
+pytestmark = pytest.mark.usefixtures("every_architecture")
+
 
 def bfloat16(bits: np.ndarray) -> Tensor:
     return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 import check_cubin
 import native_build
 import sass
-from cuda_toolkit import INSTALL_HINT, NVCC_NOT_FOUND
+from cuda_toolkit import AMPERE, HOPPER, INSTALL_HINT, LATER, NVCC_NOT_FOUND, architectures, gencode, ptx_flags
 
 ROOT = native_build.ROOT
 SOURCES = native_build.cuda_sources()
@@ -34,6 +34,49 @@ def compiled(request: pytest.FixtureRequest, nvcc: Path) -> check_cubin.Compiled
 
 def test_kernels_are_as_fast_as_their_source_says(compiled: check_cubin.Compiled) -> None:
     assert compiled.problems() == []
+
+
+EVERYWHERE = [source for source in SOURCES if AMPERE in architectures(source)]
+
+
+@pytest.mark.parametrize("source", EVERYWHERE, ids=lambda source: source.stem)
+def test_kernels_fit_gpus_before_hopper(source: Path, nvcc: Path) -> None:
+    compiled = check_cubin.compile_file(nvcc, source, AMPERE)
+    assert compiled.problems() == []
+    assert sorted(compiled.kernels) == sorted(native_build.kernel_names(source))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", EVERYWHERE, ids=lambda source: source.stem)
+def test_code_for_every_gpu_from_8_0_on(source: Path, nvcc: Path, tmp_path: Path) -> None:
+    """What the driver does with the PTX on GPUs that came after Hopper, ptxas does here."""
+    ptx = tmp_path / "kernels.ptx"
+    subprocess.run([nvcc, *ptx_flags(LATER), source, "-o", ptx], check=True)
+    ptxas = nvcc.parent / "ptxas"
+    newer = re.findall(r"sm_1\d\d\b", subprocess.run([ptxas, "--help"], capture_output=True, text=True).stdout)
+    assert "sm_120" in newer or native_build.find_nvcc().version < (12, 8)
+    for architecture in dict.fromkeys(["sm_90", *newer]):
+        done = subprocess.run(
+            [ptxas, f"-arch={architecture}", "-v", "-warn-spills", ptx, "-o", tmp_path / "cubin"],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert check_cubin.ptxas_problems(done.stderr) == []
+    for architecture in ("sm_80", "sm_86", "sm_89"):  # and whoever builds for one of these alone
+        subprocess.run([nvcc, "-cubin", "-std=c++17", gencode(architecture), source, "-o", ptx], check=True)
+
+
+def test_only_the_fused_product_is_for_hopper_alone() -> None:
+    alone = [source for source in SOURCES if architectures(source) == [HOPPER]]
+    assert all(
+        "linear" in name or name == "unweight_sum_pieces"
+        for source in alone
+        for name in native_build.kernel_names(source)
+    )
+    assert {"unpack_tiled", "unpack_archive", "embedding", "embedding_archive", "verify"} <= {
+        s.stem for s in EVERYWHERE
+    }
 
 
 def test_the_extension_knows_every_kernel(compiled: check_cubin.Compiled) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from unweight_ext import reference
 
+pytestmark = pytest.mark.usefixtures("every_architecture")
 EXAMPLES = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MORE_EXAMPLES = settings(EXAMPLES, max_examples=100)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import unweight_ext as u
 
+pytestmark = pytest.mark.usefixtures("every_architecture")
 TARGETS = ("raw", "huffman", "nibble")
 MEGABYTES = 1 << 20
 

@@ -17,6 +17,7 @@ from unweight_ext.packed import info, pack_quietly
 # One stage; fewer stages than the ring has slots; tails of rows and of columns; rows of 16, 4 and 2 bytes alignment;
 # several segments.
 SHAPES = [(1, 1), (1, 7), (7, 1), (2, 128), (64, 128), (63, 250), (65, 129), (17, 648), (3, 4224)]
+pytestmark = pytest.mark.usefixtures("every_architecture")
 SEEDS = 2  # a case, of the scheduler
 
 
@@ -73,7 +74,7 @@ def test_a_wrong_layout_is_told() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:3])
-def test_no_conflicts_and_no_byte_twice(layout: str) -> None:
+def test_no_conflicts_and_no_byte_twice(layout: str, every_architecture: str) -> None:
     packed = pack(weight("any bits" if layout == "raw" else "few outsiders", 64, 512), layout)
     loaded = Loaded(packed, 512, layout=layout_number(layout))
     loaded.unpack()
@@ -81,7 +82,7 @@ def test_no_conflicts_and_no_byte_twice(layout: str) -> None:
     conflicts = {line: traffic for line, traffic in counters.shared.items() if traffic.wavefronts > traffic.least}
     assert counters.shared and not conflicts
     used, data = (int(packed.numpy().reshape(-1)[at : at + 8].view("<u8")[0]) for at in (40, 64))
-    assert counters.bulk_loaded == used - data
+    assert counters.bulk_loaded == (used - data if every_architecture == "sm_90a" else 0)
     (stores,) = (traffic for traffic in counters.stores.values() if traffic.used > 1024)
     assert stores.used == 32 * stores.sectors == 2 * 64 * 512
 

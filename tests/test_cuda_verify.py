@@ -11,6 +11,7 @@ from reference_cases import seal
 from samples import LAYOUTS, weight
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("every_architecture")
 CONTENT = {"raw": "any bits", "huffman": "trained", "nibble": "zero rows", "archive": "trained"}
 
 

@@ -1,4 +1,4 @@
-"""Compiles one CUDA file for Hopper and says what ptxas only remarks, and what the file asks of its own kernels.
+"""Compiles one CUDA file and says what ptxas only remarks, and what the file asks of its own kernels.
 
 Comments of the file, a line each, in place of `…`:
     // expects: UBLKCP …                     each kernel has such instructions; after a kernel's name: that one
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sass
-from cuda_toolkit import COMPILE_FLAGS, CUBIN_FLAGS, PTX_FLAGS
+from cuda_toolkit import COMPILE_FLAGS, HOPPER, gencode, ptx_flags
 
-CHECK_FLAGS = ["-cubin", *COMPILE_FLAGS, *CUBIN_FLAGS, "-Xptxas", "-v,-warn-spills"]
+CHECK_FLAGS = ["-cubin", *COMPILE_FLAGS, "-Xptxas", "-v,-warn-spills"]
 USUAL_ANCHORS = ("HGMMA", "STSM")
 REGISTERS = 65536  # of a multiprocessor
 UNDERSTOOD = re.compile(r"// (expects: \S.*|hot loop: \S+ \d+( \S+)?|budget: \S+ \d+(\.\d+)?)$")
@@ -56,6 +56,7 @@ class Compiled:
     ptxas: str
     ptx: str
     kernels: dict[str, sass.Kernel]
+    architecture: str = HOPPER
 
     def registers(self) -> dict[str, int]:
         """Of each kernel."""
@@ -91,15 +92,11 @@ class Compiled:
         return self.kernels[name]
 
     def problems(self) -> list[str]:
-        """Everything that would make a kernel slower than its source says."""
-        return [
-            *ptxas_problems(self.ptxas),
-            *self._local_memory(),
-            *self._missing_instructions(),
-            *self._too_many_registers(),
-            *self._over_budget(),
-            *self._misspelt(),
-        ]
+        """Everything that would make a kernel slower than its source says, which says it of Hopper."""
+        found = [*ptxas_problems(self.ptxas), *self._local_memory(), *self._too_many_registers()]
+        if self.architecture == HOPPER:
+            found += [*self._missing_instructions(), *self._over_budget(), *self._misspelt()]
+        return found
 
     def _misspelt(self) -> list[str]:
         """Comments that would ask for nothing, since nobody understands them."""
@@ -164,13 +161,13 @@ def ptxas_problems(ptxas: str) -> list[str]:
     return found
 
 
-def compile_file(nvcc: Path | str, source: Path) -> Compiled:
+def compile_file(nvcc: Path | str, source: Path, architecture: str = HOPPER) -> Compiled:
     """Compiles and disassembles. Raises CalledProcessError with the compiler's messages, ToolkitError."""
     with tempfile.TemporaryDirectory() as folder:
         cubin, ptx = Path(folder) / "kernels.cubin", Path(folder) / "kernels.ptx"
-        messages = _run([nvcc, *CHECK_FLAGS, source, "-o", cubin])
-        _run([nvcc, *PTX_FLAGS, source, "-o", ptx])
-        return Compiled(source, messages, ptx.read_text(), sass.disassemble(cubin))
+        messages = _run([nvcc, *CHECK_FLAGS, gencode(architecture), source, "-o", cubin])
+        _run([nvcc, *ptx_flags(architecture), source, "-o", ptx])
+        return Compiled(source, messages, ptx.read_text(), sass.disassemble(cubin), architecture)
 
 
 def _run(command: list[Path | str]) -> str:

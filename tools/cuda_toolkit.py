@@ -1,4 +1,4 @@
-"""The CUDA compiler: where it is, and with which flags it compiles for Hopper. No GPU is asked for anything."""
+"""The CUDA compiler: where it is, and with which flags it compiles for which GPUs. No GPU is asked for anything."""
 
 from __future__ import annotations
 
@@ -21,8 +21,27 @@ INSTALL_HINT = f"install a CUDA toolkit, or `pip install {' '.join(PIP_PACKAGES)
 NVCC_NOT_FOUND = "no nvcc 12.4 or newer on the path, in CUDA_HOME or in site-packages"
 
 COMPILE_FLAGS = ["-O3", "-std=c++17", "-lineinfo"]
-CUBIN_FLAGS = ["-gencode=arch=compute_90a,code=sm_90a"]
-PTX_FLAGS = ["-ptx", *COMPILE_FLAGS, "-gencode=arch=compute_90a,code=compute_90a"]
+# GPUs that kernels are compiled for by name. sm_90a, Hopper, has tensor core instructions that no other GPU has; code
+# for sm_80 runs on all of compute capability 8.
+HOPPER, AMPERE = "sm_90a", "sm_80"
+# And as PTX, which the driver compiles for GPUs that came later.
+LATER = "compute_90"
+HOPPER_ALONE = "linear"  # the folder of csrc/cuda with the fused product
+
+
+def architectures(source: Path) -> list[str]:
+    """What a .cu file is compiled for: "sm_…" is code, "compute_…" PTX."""
+    return [HOPPER] if source.parent.name == HOPPER_ALONE else [HOPPER, AMPERE, LATER]
+
+
+def gencode(architecture: str) -> str:
+    """nvcc's flag for code or PTX of one architecture."""
+    return f"-gencode=arch={architecture.replace('sm_', 'compute_')},code={architecture}"
+
+
+def ptx_flags(architecture: str = HOPPER) -> list[str]:
+    """For the PTX that code of this architecture is made of."""
+    return ["-ptx", *COMPILE_FLAGS, gencode(architecture.replace("sm_", "compute_"))]
 
 
 class ToolkitError(Exception):

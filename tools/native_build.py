@@ -23,12 +23,13 @@ from pathlib import Path
 
 from cuda_toolkit import (
     COMPILE_FLAGS,
-    CUBIN_FLAGS,
     INSTALL_HINT,
     NVCC_NOT_FOUND,
     Nvcc,
     ToolkitError,
+    architectures,
     find_nvcc,
+    gencode,
     site_directories,
 )
 
@@ -179,13 +180,14 @@ class Graph:
         self.targets.append(name)
 
     def compile_cuda(self, nvcc: Nvcc, cxx: list[str], sources: list[Path]) -> list[str]:
-        """Objects with Hopper code, and host code that hides its symbols as the C++ objects do."""
+        """Objects with code for each file's GPUs, and host code that hides its symbols as the C++ objects do."""
         host = ["-Xcompiler=-fPIC,-fvisibility=hidden", *(["-ccbin", cxx[0]] if len(cxx) == 1 else [])]
-        command = shlex.join([str(nvcc.path), *COMPILE_FLAGS, *CUBIN_FLAGS, *host])
-        self.ninja.rule("nvcc", f"{command} -MD -MF $out.d -c $in -o $out", "NVCC $out", "$out.d", deps="gcc")
+        command = shlex.join([str(nvcc.path), *COMPILE_FLAGS, *host])
+        self.ninja.rule("nvcc", f"{command} $flags -MD -MF $out.d -c $in -o $out", "NVCC $out", "$out.d", deps="gcc")
         objects = [str(source.relative_to(ROOT).with_suffix(".cu.o")) for source in sources]
         for source, target in zip(sources, objects, strict=True):
-            self.ninja.build(target, "nvcc", str(source))
+            flags = shlex.join(gencode(architecture) for architecture in architectures(source))
+            self.ninja.build(target, "nvcc", str(source), variables={"flags": flags})
         return objects
 
     def run(self, quiet: bool = False) -> None:

@@ -5,7 +5,7 @@
 #include "checksum.cuh"
 #include "code_table.cuh"
 #include "matrix.cuh"
-#include "unpack_shared.h"
+#include "staging.cuh"
 
 namespace unweight::cuda {
 
@@ -56,21 +56,16 @@ struct PieceRing {
   // Pieces before `first` aren't needed any more: asks for what then has room.
   __device__ __forceinline__ void ask(uint32_t first, uint32_t lane, uint64_t policy) {
     while (asked < pieces && asked < first + kPieces) {
-      if (lane == 0) {
-        const uint64_t begin = uint64_t{asked} * kPieceBytes;
-        const uint32_t size = static_cast<uint32_t>(min(bytes - begin, uint64_t{kPieceBytes}));
-        const uint32_t slot = asked % kPieces, barrier = barriers + 8 * slot;
-        ptx::mbarrier_arrive_expect(barrier, size);
-        ptx::bulk_load(ring + slot * kPieceBytes, from + begin, size, barrier, policy);
-      }
+      const uint64_t begin = uint64_t{asked} * kPieceBytes;
+      const uint32_t size = static_cast<uint32_t>(min(bytes - begin, uint64_t{kPieceBytes}));
+      const uint32_t slot = asked % kPieces;
+      copy_to_shared(ring + slot * kPieceBytes, from + begin, size, barriers + 8 * slot, lane, policy);
       asked++;
     }
   }
   // Until pieces before `end` are there, or all that exist.
   __device__ __forceinline__ void wait(uint32_t end) {
-    for (; ready < min(end, pieces); ready++)
-      while (!ptx::mbarrier_try_wait(barriers + 8 * (ready % kPieces), ready / kPieces & 1)) {
-      }
+    for (; ready < min(end, pieces); ready++) wait_phase(barriers + 8 * (ready % kPieces), ready / kPieces & 1);
   }
   // Nothing may be on its way when the ring is given up.
   __device__ __forceinline__ void drain() { wait(asked); }
@@ -189,7 +184,7 @@ static __device__ __forceinline__ uint32_t patched_pair(const Matrix& m, const C
 }
 
 static __device__ __forceinline__ void init_archive_barriers(uint32_t shared) {
-  for (uint32_t i = 0; i < 2 * kPieces; i++) ptx::mbarrier_init(shared + 8 * i, 1);
+  for (uint32_t i = 0; i < 2 * kPieces; i++) ptx::mbarrier_init(shared + 8 * i, kCopyArrivals);
   ptx::fence_mbarrier_init();
 }
 

@@ -12,6 +12,10 @@ using DeviceAddress = uint64_t;
 
 namespace cuda {
 
+// Bytes of shared memory of a CTA, on the smallest multiprocessors from compute capability 8.0 on (8.6, 8.9, 12.0).
+// Kernels that run on all of them take no more.
+constexpr uint32_t kLeastSharedLimit = 99 << 10;
+
 // Packed matrices one behind the other, as the host knows them without their headers, and what follows from that.
 struct PackedArgument {
   DeviceAddress packed;   // a multiple of 16

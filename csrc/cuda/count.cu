@@ -14,8 +14,11 @@ __device__ __forceinline__ uint32_t counter_word(uint32_t first, uint32_t second
   return second * kRowWords + (first / 2 ^ second % kLanes);
 }
 
+__device__ __forceinline__ uint32_t first_exponent(uint32_t weights) { return weights >> 7 & 255; }
+__device__ __forceinline__ uint32_t second_exponent(uint32_t weights) { return weights >> 23 & 255; }
+
 __device__ __forceinline__ void count_pair(uint32_t* counters, uint32_t weights) {
-  const uint32_t first = weights >> 7 & 255, second = weights >> 23 & 255;
+  const uint32_t first = first_exponent(weights), second = min(second_exponent(weights), kCountSeconds);
   atomicAdd(counters + counter_word(first, second), first & 1 ? 1u << 16 : 1u);
 }
 
@@ -23,13 +26,18 @@ __device__ __forceinline__ void add_count(const CountArgument& a, uint32_t first
   if (count) atomicAdd(reinterpret_cast<unsigned long long*>(a.counts) + (first | second << 8), count);
 }
 
-// Adds the CTA's table to the counts in memory and clears it.
-__device__ __forceinline__ void empty_table(const CountArgument& a, uint4* counters) {
+// Adds the CTA's table to the counts in memory and clears it. Says whether there are pairs without a counter.
+__device__ __forceinline__ bool empty_table(const CountArgument& a, uint4* counters) {
+  bool rare = false;
   for (uint32_t i = threadIdx.x; i < kCountSharedBytes / sizeof(uint4); i += kCountThreads) {
     const uint4 four = counters[i];
     if (!(four.x | four.y | four.z | four.w)) continue;
     counters[i] = make_uint4(0, 0, 0, 0);
     const uint32_t words[4] = {four.x, four.y, four.z, four.w}, second = 4 * i / kRowWords;
+    if (second == kCountSeconds) {
+      rare = true;
+      continue;
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const uint32_t first = 2 * ((4 * i + j) % kRowWords ^ second % kLanes);
@@ -37,6 +45,7 @@ __device__ __forceinline__ void empty_table(const CountArgument& a, uint4* count
       add_count(a, first + 1, second, words[j] >> 16);
     }
   }
+  return rare;
 }
 
 // Rows of odd length: pairs start anew in each, and the last one lacks a weight.
@@ -50,11 +59,30 @@ __device__ __forceinline__ uint32_t pair_of_odd_row(const CountArgument& a, uint
   return first | (a.complete_halves && exponent != 0x7F80 ? exponent << 16 : 0);
 }
 
+// Calls `each` with the weights of each pair of [first, end), in all threads of the CTA together.
+template <class Each>
+__device__ __forceinline__ void for_pairs(const CountArgument& a, uint64_t first, uint64_t end, Each each) {
+  if (a.in_features % 2 == 0) {
+    const auto* words = reinterpret_cast<const uint32_t*>(a.rows);
+    uint64_t i = first + 4 * threadIdx.x;
+    for (; i + 4 <= end; i += 4 * kCountThreads) {
+      const uint4 four = *reinterpret_cast<const uint4*>(words + i);
+      each(four.x);
+      each(four.y);
+      each(four.z);
+      each(four.w);
+    }
+    for (; i < end; i++) each(words[i]);
+  } else {
+    for (uint64_t i = first + threadIdx.x; i < end; i += kCountThreads) each(pair_of_odd_row(a, i));
+  }
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kCountThreads)
     unweight_count_pairs(const __grid_constant__ CountArgument a) {
-  extern __shared__ uint4 table[];  // u16 (256 second, 256 first)
+  extern __shared__ uint4 table[];  // u16 (kCountSeconds + 1, 256 first)
   auto* counters = reinterpret_cast<uint32_t*>(table);
   for (uint32_t i = threadIdx.x; i < kCountSharedBytes / sizeof(uint4); i += kCountThreads)
     table[i] = make_uint4(0, 0, 0, 0);
@@ -63,23 +91,13 @@ extern "C" __global__ void __launch_bounds__(kCountThreads)
   const uint64_t pairs = a.row_count * ((a.in_features + 1) / 2), step = uint64_t{gridDim.x} * kCountRound;
   for (uint64_t first = uint64_t{blockIdx.x} * kCountRound; first < pairs; first += step) {
     const uint64_t end = first + kCountRound < pairs ? first + kCountRound : pairs;
-    if (a.in_features % 2 == 0) {
-      const auto* words = reinterpret_cast<const uint32_t*>(a.rows);
-      uint64_t i = first + 4 * threadIdx.x;
-      for (; i + 4 <= end; i += 4 * kCountThreads) {
-        const uint4 four = *reinterpret_cast<const uint4*>(words + i);
-        count_pair(counters, four.x);
-        count_pair(counters, four.y);
-        count_pair(counters, four.z);
-        count_pair(counters, four.w);
-      }
-      for (; i < end; i++) count_pair(counters, words[i]);
-    } else {
-      for (uint64_t i = first + threadIdx.x; i < end; i += kCountThreads) count_pair(counters, pair_of_odd_row(a, i));
-    }
+    for_pairs(a, first, end, [counters](uint32_t weights) { count_pair(counters, weights); });
     __syncthreads();
-    empty_table(a, table);
-    __syncthreads();
+    if (__syncthreads_or(empty_table(a, table)))
+      for_pairs(a, first, end, [&a](uint32_t weights) {
+        if (second_exponent(weights) >= kCountSeconds)
+          add_count(a, first_exponent(weights), second_exponent(weights), 1);
+      });
   }
 }
 

@@ -26,18 +26,14 @@ struct SectionRing {
   // Asks for the section of a stage; all lanes have read what the slot held.
   __device__ __forceinline__ void ask(const uint8_t* stage, uint32_t size, WarpHeader header, uint32_t lane) {
     const uint32_t begin = section_begin(header, size), slot = asked++ % kSectionSlots;
-    const uint32_t bytes = min(size - begin, kSectionBytes), barrier = barriers + 8 * slot;
-    if (lane == 0) {
-      ptx::mbarrier_arrive_expect(barrier, bytes);
-      ptx::bulk_load(sections + kSectionBytes * slot, stage + begin, bytes, barrier, ptx::evict_first_policy());
-    }
+    copy_to_shared(sections + kSectionBytes * slot, stage + begin, min(size - begin, kSectionBytes),
+                   barriers + 8 * slot, lane, ptx::evict_first_policy());
   }
   // Where the oldest one that was asked for is.
   __device__ __forceinline__ uint32_t take() {
     const uint32_t slot = taken % kSectionSlots, parity = taken / kSectionSlots & 1;
     taken++;
-    while (!ptx::mbarrier_try_wait(barriers + 8 * slot, parity)) {
-    }
+    wait_phase(barriers + 8 * slot, parity);
     return sections + kSectionBytes * slot;
   }
 };
@@ -180,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(kEmbeddingThreads, kEmbeddingCtas)
   const bool huffman = flaw == Flaw::kNone && m.layout == Layout::kHuffman;
   if (huffman) fill_table(m.bytes, 8, shared + kEmbeddingTableOffset, threadIdx.x, kEmbeddingThreads);
   if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < kEmbeddingWarps * kSectionSlots; i++) ptx::mbarrier_init(shared + 8 * i, 1);
+    for (uint32_t i = 0; i < kEmbeddingWarps * kSectionSlots; i++) ptx::mbarrier_init(shared + 8 * i, kCopyArrivals);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

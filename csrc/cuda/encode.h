@@ -26,8 +26,12 @@ struct Band {
 // Pairs of exponents that one CTA counts before it empties its table: a counter has 16 bits.
 constexpr uint32_t kCountThreads = 1024;
 constexpr uint32_t kCountRound = 60 * kCountThreads;
-constexpr uint32_t kCountSharedBytes = 2 << 16;
+// Second exponents that have counters of their own in shared memory. The others, of weights from 2^65 on, share one
+// row, which only says that there are some: so the table fits all GPUs from compute capability 8.0 on.
+constexpr uint32_t kCountSeconds = 192;
+constexpr uint32_t kCountSharedBytes = 2 * 256 * (kCountSeconds + 1);
 static_assert(kCountRound < 1 << 16, "all pairs of a round may be the same");
+static_assert(kCountSharedBytes <= kLeastSharedLimit, "every GPU can run it");
 
 struct CountArgument {
   DeviceAddress rows;  // as in Band, of all matrices

@@ -46,8 +46,12 @@ UNWEIGHT_PTX void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes the initialised barriers visible to bulk copies.
-UNWEIGHT_PTX void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Makes the initialised barriers visible to bulk copies. (Before Hopper there are none.)
+UNWEIGHT_PTX void fence_mbarrier_init() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
 
 UNWEIGHT_PTX void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -57,9 +61,15 @@ UNWEIGHT_PTX void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// Before Hopper it doesn't wait a while, but looks.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define UNWEIGHT_TRY_WAIT "mbarrier.test_wait"
+#else
+#define UNWEIGHT_TRY_WAIT "mbarrier.try_wait"
+#endif
 UNWEIGHT_PTX bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+  asm volatile("{\n.reg .pred p;\n" UNWEIGHT_TRY_WAIT ".parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
                : "=r"(done)
                : "r"(barrier), "r"(parity)
                : "memory");
@@ -159,6 +169,11 @@ UNWEIGHT_PTX void copy_async(uint32_t to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
                "r"(bytes)
                : "memory");
+}
+
+// When all that this thread has copied so far is there.
+UNWEIGHT_PTX void mbarrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 UNWEIGHT_PTX void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

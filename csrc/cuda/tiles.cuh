@@ -3,8 +3,7 @@
 #pragma once
 #include "decode/huffman.cuh"
 #include "decode/nibble.cuh"
-#include "ptx.cuh"
-#include "unpack_shared.h"
+#include "staging.cuh"
 
 namespace unweight::cuda {
 
@@ -28,11 +27,6 @@ struct WarpStage {
   }
 };
 
-// Where a lane stores its row of its matrix of a k-step (ptx::store_matrices): registers are 8 x 8 matrices, the odd
-// ones 8 rows below, the last two 8 columns further.
-static __device__ __forceinline__ uint32_t matrix_row(uint32_t tile, uint32_t lane) {
-  return tile + (lane % 16) * kTilePitch + lane / 16 * 16;
-}
 constexpr uint32_t kKStepBytes = 2 * kKStepColumns, kSignsStep = 16 * kLanes, kNibblesStep = 8 * kLanes;
 
 // Patches of a warp's stage, in the order of k-steps.
@@ -69,7 +63,7 @@ static __device__ __forceinline__ void decode_raw(const WarpStage& stage, uint32
   for (int k = 0; k < kKSteps; k++) {
     const uint4 a = ptx::load_shared_quad(from + 512 * k);
     const uint32_t registers[kRegisters] = {a.x, a.y, a.z, a.w};
-    ptx::store_matrices(to + kKStepBytes * k, registers);
+    store_kstep(to + kKStepBytes * k, registers);
   }
 }
 
@@ -113,7 +107,7 @@ static __device__ __forceinline__ bool decode_nibble(const WarpStage& stage, Nib
       for (int i = 0; i < kRegisters; i++) registers[i] = scale.unscale(registers[i]) & (i & 1 ? keep_odd : keep_even);
       if (patched & (1 << odd))
         patches.apply(stage.lane, registers, [&](uint32_t patch) { return scale.patch_exponents(patch); });
-      ptx::store_matrices(to + kKStepBytes * odd, registers);
+      store_kstep(to + kKStepBytes * odd, registers);
     }
     signs += kSignsStep;
     codes += kNibblesStep;
@@ -173,7 +167,7 @@ static __device__ __forceinline__ bool decode_huffman(const WarpStage& stage, ui
       words.decode(streams.of[odd], lookup, entries);
       merge_entries(entries, odd ? s.z : s.x, odd ? s.w : s.y, registers);
       if (patched & (1 << odd)) patches.apply(stage.lane, registers, [](uint32_t patch) { return patch; });
-      ptx::store_matrices(to + kKStepBytes * odd, registers);
+      store_kstep(to + kKStepBytes * odd, registers);
     }
     signs += kSignsStep;
     to += 2 * kKStepBytes;

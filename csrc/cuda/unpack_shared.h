@@ -4,6 +4,7 @@
 
 #include "../format/archive.h"
 #include "../format/tile.h"
+#include "arguments.h"
 
 namespace unweight::cuda {
 
@@ -33,7 +34,8 @@ constexpr uint32_t kTableOffset = (kUnpackShared + 127) / 128 * 128;
 constexpr uint32_t kUnpackSharedWithTable = kTableOffset + kCodeTableBytes;
 static_assert(kLengthOffset + 4 * kRingSlots <= kRingOffset, "barriers and lengths lie before the ring");
 static_assert(2 * (kUnpackSharedWithTable + 1024) <= 227 * 1024 && 3 * (kUnpackShared + 1024) <= 227 * 1024,
-              "two CTAs a multiprocessor with the table, three without");
+              "two CTAs of a Hopper multiprocessor with the table, three without");
+static_assert(kUnpackSharedWithTable <= kLeastSharedLimit, "every GPU can run one");
 
 // --- archives: a warp that decodes a chunk, and others that sum its bytes meanwhile
 

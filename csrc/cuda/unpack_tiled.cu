@@ -59,12 +59,7 @@ struct Ring {
   }
 };
 
-static __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-  while (!ptx::mbarrier_try_wait(barrier, parity)) {
-  }
-}
-
-// The producer warp: one bulk copy a stage. A stage that doesn't fit the data or a slot is handed over with length 0,
+// The producer warp: one copy a stage. A stage that doesn't fit the data or a slot is handed over with length 0,
 // and is the last.
 static __device__ void copy_stages(const UnpackArgument& a, const Matrix& m, const Run& run, uint32_t lane, Ring ring) {
   const uint64_t policy = ptx::evict_first_policy();
@@ -78,17 +73,12 @@ static __device__ void copy_stages(const UnpackArgument& a, const Matrix& m, con
     for (uint32_t i = 0; i < count; i++, ring.next()) {
       const uint32_t bytes = __shfl_sync(0xFFFFFFFFu, length, i);
       const uint64_t begin = __shfl_sync(0xFFFFFFFFu, mine.begin, i);
+      wait_phase(ring.empty(), ring.phase ^ 1);
       if (lane == 0) {
-        wait(ring.empty(), ring.phase ^ 1);
         ptx::store_shared(ring.length(), bytes);
-        if (bytes) {
-          ptx::mbarrier_arrive_expect(ring.full(), bytes);
-          ptx::bulk_load(ring.bytes(), m.bytes + begin, bytes, ring.full(), policy);
-        } else {
-          ptx::mbarrier_arrive(ring.full());
-          report(a.status, Flaw::kIndex, run.matrix, first + batch + i);
-        }
+        if (bytes == 0) report(a.status, Flaw::kIndex, run.matrix, first + batch + i);
       }
+      copy_to_shared(ring.bytes(), m.bytes + begin, bytes, ring.full(), lane, policy);
       if (bytes == 0) return;
     }
   }
@@ -109,7 +99,7 @@ static __device__ void decode_stages(const UnpackArgument& a, const Matrix& m, c
   LaneStreams streams;
   bool start = true;
   for (uint32_t stage = run.begin; stage < run.end; stage++, ring.next()) {
-    wait(ring.full(), ring.phase);
+    wait_phase(ring.full(), ring.phase);
     const uint32_t bytes = ptx::load_shared(ring.length());
     if (bytes == 0) break;
     if (a.sums.sums) {
@@ -184,7 +174,7 @@ static __device__ __forceinline__ void unpack_tiled(const UnpackArgument& a) {
 
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kRingSlots; i++) {
-      ptx::mbarrier_init(shared + kFullOffset + 8 * i, 1);
+      ptx::mbarrier_init(shared + kFullOffset + 8 * i, kCopyArrivals);
       ptx::mbarrier_init(shared + kEmptyOffset + 8 * i, kWarps);
     }
     ptx::fence_mbarrier_init();

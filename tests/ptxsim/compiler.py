@@ -28,13 +28,18 @@ class CompileError(Exception):
     """nvcc is missing, or refused a source; the text has its messages."""
 
 
-def compile_ptx(source: Path, flags: tuple[str, ...] = (), headers: Path | None = None) -> Path:
-    """PTX of a .cu file, from build/ptx when it was compiled before. `headers`: a folder whose headers count, by
-    content, beside those of the source's own folder."""
+def compile_ptx(
+    source: Path,
+    flags: tuple[str, ...] = (),
+    headers: Path | None = None,
+    architecture: str = cuda_toolkit.HOPPER,
+) -> Path:
+    """PTX of a .cu file for one architecture, from build/ptx when it was compiled before. `headers`: a folder whose
+    headers count, by content, beside those of the source's own folder."""
     nvcc = cuda_toolkit.find_nvcc()
     if nvcc is None:
         raise CompileError(f"{cuda_toolkit.NVCC_NOT_FOUND}: {cuda_toolkit.INSTALL_HINT}")
-    command = [*cuda_toolkit.PTX_FLAGS, *flags]
+    command = [*cuda_toolkit.ptx_flags(architecture), *flags]
     content = hashlib.sha256(repr((nvcc.version, command)).encode())
     folders = [source.parent, headers] if headers else [source.parent]
     files = {file for folder in folders for file in folder.rglob("*") if file.suffix in (".h", ".cuh")}
@@ -55,22 +60,29 @@ def compile_ptx(source: Path, flags: tuple[str, ...] = (), headers: Path | None 
     return target
 
 
-def load_module(source: Path, flags: tuple[str, ...] = (), headers: Path | None = None) -> Module:
+def load_module(
+    source: Path,
+    flags: tuple[str, ...] = (),
+    headers: Path | None = None,
+    architecture: str = cuda_toolkit.HOPPER,
+) -> Module:
     """The parsed PTX of a .cu file."""
-    path = compile_ptx(source, flags, headers)
+    path = compile_ptx(source, flags, headers, architecture)
     if path not in _modules:
         _modules[path] = parse_ptx(path.read_text())
     return _modules[path]
 
 
 @functools.cache
-def find_kernel(name: str, csrc: Path = CSRC) -> Kernel:
+def find_kernel(name: str, csrc: Path = CSRC, architecture: str = cuda_toolkit.HOPPER) -> Kernel:
     """A kernel of csrc/cuda/ by its name; the sources are looked at once a process. Raises CompileError when there
     is none."""
     sources = sorted((csrc / "cuda").rglob("*.cu"))
     # Files that spell the name first: the others may make it by a macro.
     for source in sorted(sources, key=lambda file: re.search(rf"\b{name}\b", file.read_text()) is None):
-        module = load_module(source, headers=csrc)
+        if architecture not in cuda_toolkit.architectures(source):
+            continue
+        module = load_module(source, headers=csrc, architecture=architecture)
         if name in module.kernels:
             return module.kernels[name]
-    raise CompileError(f"no kernel {name} in {', '.join(source.name for source in sources)}")
+    raise CompileError(f"no kernel {name} for {architecture} in {', '.join(source.name for source in sources)}")

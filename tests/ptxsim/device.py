@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from .compiler import CSRC, find_kernel
-from .launch import DEFAULT_STEP_BUDGET, Machine
+from .compiler import CSRC, cuda_toolkit, find_kernel
+from .launch import DEFAULT_STEP_BUDGET, SHARED_PER_CTA, Machine
 from .memory import Region
+
+LEAST_SHARED_PER_CTA = 99 * 1024  # of compute capability 8.6, 8.9 and 12.0
 
 
 class SimulatedDevice:
@@ -19,7 +21,11 @@ class SimulatedDevice:
     out = device.allocate(nbytes, "out")
     native.unpack(device, …)
     device.read(out, np.uint16, (n, k))
+
+    `architecture`: the code that it runs, which says what GPU it is. Of those before Hopper it is the smallest.
     """
+
+    architecture = cuda_toolkit.HOPPER  # unless a device is made for another; tests for several set it
 
     def __init__(
         self,
@@ -27,8 +33,13 @@ class SimulatedDevice:
         seed: int = 0,
         step_budget: int = DEFAULT_STEP_BUDGET,
         csrc: Path = CSRC,
+        architecture: str | None = None,
     ):
-        self.machine = Machine(multiprocessors, seed, step_budget)
+        self.architecture = architecture or self.architecture
+        hopper = self.architecture == cuda_toolkit.HOPPER
+        self.machine = Machine(
+            multiprocessors, seed, step_budget, shared_per_cta=SHARED_PER_CTA if hopper else LEAST_SHARED_PER_CTA
+        )
         self._csrc = csrc
         self.launched: list[str] = []  # names of kernels, in order
 
@@ -62,7 +73,7 @@ class SimulatedDevice:
         self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes, programmatic: bool = False
     ) -> None:
         self.launched.append(kernel)
-        found = find_kernel(kernel, self._csrc)
+        found = find_kernel(kernel, self._csrc, self.architecture)
         self.machine.launch(found, grid, block, shared_bytes, bytes(argument), programmatic=programmatic)
 
     # For tests.

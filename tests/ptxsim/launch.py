@@ -91,8 +91,15 @@ class _Launch:
 class Machine:
     """A GPU of a few multiprocessors. The seed decides the order of warps and of asynchronous operations."""
 
-    def __init__(self, multiprocessors: int = 2, seed: int = 0, step_budget: int = DEFAULT_STEP_BUDGET):
+    def __init__(
+        self,
+        multiprocessors: int = 2,
+        seed: int = 0,
+        step_budget: int = DEFAULT_STEP_BUDGET,
+        shared_per_cta: int = SHARED_PER_CTA,
+    ):
         self.multiprocessors = multiprocessors
+        self.shared_per_cta = shared_per_cta
         self.step_budget = step_budget
         self.random = random.Random(seed)
         self.memory = GlobalMemory()
@@ -161,8 +168,8 @@ class Machine:
             problems.append(f"grid of {grid}: at least 1")
         if not 1 <= block <= limit:
             problems.append(f"block of {block}: 1 to {limit} threads")
-        if layout.used_bytes > SHARED_PER_CTA:
-            problems.append(f"{layout.used_bytes} bytes of shared memory: at most {SHARED_PER_CTA}")
+        if layout.used_bytes > self.shared_per_cta:
+            problems.append(f"{layout.used_bytes} bytes of shared memory: at most {self.shared_per_cta}")
         if len(arguments) != kernel.parameter_bytes:
             problems.append(f"{len(arguments)} bytes of arguments: the kernel has {kernel.parameter_bytes}")
         for problem in problems:
