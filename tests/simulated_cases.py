@@ -90,7 +90,35 @@ def capture(gpu: Gpu) -> None:
     assert_same_bits(gpu.call("embedding", torch.tensor([2]), packed, 200), weight("trained", 70, 200)[2:3])
 
 
-CASES = (unpack, stacks, transcode, embedding, headers, capture, *simulated_products.CASES)
+def other_gpus(gpu: Gpu) -> None:
+    """All but the fused product, with the plans and the code of GPUs before Hopper."""
+    w, x, ids = weight("few outsiders", 70, 200), weight("trained", 3, 200), torch.tensor([64, 3])
+    gpu.become(86)
+    for layout in LAYOUTS:
+        packed = pack("few outsiders", 70, 200, layout)
+        assert_same_bits(gpu.call("unpack", packed, 200, torch.bfloat16), w)
+        assert_same_bits(gpu.call("embedding", ids, packed, 200), w[ids])
+        assert_same_bits(gpu.call("linear", x, packed, exact=True), torch.nn.functional.linear(x, w))
+        gpu.call("_verify", packed)
+    for layout in range(3):
+        assert_same_bytes(gpu.call("_transcode", packed, layout, 0), torch.ops.unweight._transcode(packed, layout, 0))
+    packed = pack("trained", 70, 200, "nibble")
+    for capability in (80, 86, 89, 100, 120):
+        gpu.become(capability)
+        # Many rows are multiplied in scratch on Hopper; a model learns at its first call that it isn't one.
+        for rows in (1, 3000):
+            found = f"device: cuda:0 has compute capability {capability / 10}, expected 9.0 (Hopper: H100, H200, GH200)"
+            refused(gpu, found, "linear", torch.zeros(rows, 200, dtype=torch.bfloat16), packed)
+    gpu.become(75)
+    for name, *arguments in (
+        ("unpack", packed, 200, torch.bfloat16),
+        ("_verify", packed),
+        ("embedding", ids, packed, 200),
+    ):
+        refused(gpu, "device: cuda:0 has compute capability 7.5, expected 8.0 or newer", name, *arguments)
+
+
+CASES = (unpack, stacks, transcode, embedding, headers, capture, other_gpus, *simulated_products.CASES)
 
 if __name__ == "__main__":
     gpu = Gpu(sys.argv[1])

@@ -24,6 +24,7 @@ class Gpu:
         ("error", CFUNCTYPE(c_char_p)),
         ("captures", CFUNCTYPE(c_int)),
         ("multiprocessors", CFUNCTYPE(c_int)),
+        ("capability", CFUNCTYPE(c_int)),
         ("allocate", CFUNCTYPE(c_uint64, c_uint64, c_char_p)),
         ("clear", CFUNCTYPE(None, c_uint64, c_uint64)),
         ("upload", CFUNCTYPE(None, c_uint64, c_void_p, c_uint64)),
@@ -38,6 +39,7 @@ class Gpu:
         torch.ops.load_library(library)
         self.device = SimulatedDevice()
         self.captured = False
+        self.capability = 90  # 86: 8.6
         self.failure: BaseException | None = None  # of a call from C++, which can't raise it
         self._tensors: dict[tuple[int, int], int] = {}  # (host address, bytes) -> address on the device
         self._callbacks = [kind(self._guarded(getattr(self, f"_{name}"))) for name, kind in self.SIGNATURES]
@@ -71,6 +73,14 @@ class Gpu:
 
     def _multiprocessors(self) -> int:
         return self.device.multiprocessors()
+
+    def become(self, capability: int) -> None:
+        """Another GPU, which runs the code that the build has for it."""
+        self.capability = capability
+        self.device = SimulatedDevice(architecture="sm_90a" if capability == 90 else "sm_80")
+
+    def _capability(self) -> int:
+        return self.capability
 
     def _allocate(self, nbytes: int, name: bytes) -> int:
         return self.device.allocate(nbytes, name.decode())

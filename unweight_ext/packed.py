@@ -2,8 +2,9 @@
 
 A packed tensor is `uint8` of shape [out_features, row_bytes], or [E, out_features, row_bytes] for stacked matrices. It
 describes itself; how is the business of the compiled part (docs/FORMAT.md). All functions raise ValueError for bad
-values, and leave their arguments as they are. Tensors on a Hopper GPU are worked on there, but for `pack` and for
-`transcode` to `archive`; those of other GPUs, and everything else, on the CPU. Results are where the argument was.
+values, and leave their arguments as they are. Tensors on a GPU of compute capability 8.0 or newer are worked on there,
+but for `pack` and for `transcode` to `archive`; those of older GPUs, and everything else, on the CPU. Results are where
+the argument was.
 """
 
 import re

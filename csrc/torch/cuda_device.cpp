@@ -8,39 +8,39 @@
 #include <mutex>
 #include <vector>
 
+#include "../cuda/support.h"
 #include "../format/error.h"
 #include "cuda_kernels.h"
 
 namespace unweight {
 namespace {
 
-constexpr int kMajor = 9, kMinor = 0;                  // sm_90a code runs there alone
 constexpr uint32_t kSharedBytesWithoutAsking = 49152;  // more has to be allowed per kernel
 
 void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) fail("CUDA: ", what, ": ", cudaGetErrorString(error));
 }
 
-// "12.4"
-struct Version {
-  int number;
-};
-std::ostream& operator<<(std::ostream& out, Version v) { return out << v.number / 1000 << '.' << v.number % 1000 / 10; }
-
-void check_driver() {
-  int driver = 0;
-  check(cudaDriverGetVersion(&driver), "the driver's version");
-  if (driver == 0) fail("CUDA: no NVIDIA driver is installed, expected one for a Hopper GPU");
-  if (driver / 1000 < CUDART_VERSION / 1000)
-    fail("CUDA: the driver is for CUDA ", Version{driver}, ", this build of unweight-ext needs one for CUDA ",
-         Version{CUDART_VERSION / 1000 * 1000},
-         ": install a newer driver, or build it with an older nvcc (from 12.4 on)");
-}
-
 int attribute(cudaDeviceAttr which, int index) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, which, index), "a device attribute");
   return value;
+}
+
+cuda::Versions versions() {
+  cuda::Versions found{0, CUDART_VERSION};
+  check(cudaDriverGetVersion(&found.driver), "the driver's version");
+  return found;
+}
+
+cuda::Gpu find_gpu(int64_t index) {
+  cuda::check_driver(versions());
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "the number of GPUs");
+  if (index < 0 || index >= count) fail("device: cuda:", index, ", expected one of ", count, " GPUs");
+  const int device = static_cast<int>(index);
+  return {index, attribute(cudaDevAttrComputeCapabilityMajor, device),
+          attribute(cudaDevAttrComputeCapabilityMinor, device)};
 }
 
 using CurrentStream = AOTITorchError (*)(int32_t device_index, void** stream);
@@ -159,19 +159,9 @@ class CudaDevice final : public TorchDevice {
 
 }  // namespace
 
-void check_cuda_device(int64_t index) {
-  check_driver();
-  int count = 0;
-  check(cudaGetDeviceCount(&count), "the number of GPUs");
-  if (index < 0 || index >= count) fail("device: cuda:", index, ", expected one of ", count, " GPUs");
-  const int major = attribute(cudaDevAttrComputeCapabilityMajor, static_cast<int>(index));
-  const int minor = attribute(cudaDevAttrComputeCapabilityMinor, static_cast<int>(index));
-  if (major != kMajor || minor != kMinor)
-    fail("device: cuda:", index, " has compute capability ", major, ".", minor, ", expected ", kMajor, ".", kMinor,
-         " (Hopper: H100, H200, GH200)");
-}
+void check_cuda_device(int64_t index) { cuda::check_gpu(find_gpu(index), versions()); }
 
-void check_fused_device(int64_t index) { check_cuda_device(index); }
+void check_fused_device(int64_t index) { cuda::check_fused_gpu(find_gpu(index), versions()); }
 
 std::unique_ptr<TorchDevice> cuda_device(const Tensor& like) {
   check_cuda_device(like.get_device_index());

@@ -20,7 +20,7 @@ class TorchDevice : public Device {
 };
 
 // The device of `like`, current as long as the result lives. Throws Error where the kernels can't run there: built
-// without CUDA, no driver or one that is too old, another GPU than Hopper.
+// without CUDA, no driver, or one or a GPU that is too old (support.h).
 std::unique_ptr<TorchDevice> cuda_device(const Tensor& like);
 
 // The same check, without a tensor.

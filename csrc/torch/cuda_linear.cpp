@@ -169,6 +169,7 @@ int64_t choose(const Tensor& x, const Operands& weights, const TorchDevice& devi
 
 // x has rows.
 std::vector<Tensor> multiply(const Tensor& x, const Operands& weights, ScalarType out) {
+  check_fused_device(x.get_device_index());  // for any number of rows: not only where a model meets few
   {
     const auto device = cuda_device(x);
     const int64_t tokens = choose(x, weights, *device);

@@ -7,6 +7,7 @@
 #include "../../csrc/cuda/head.h"
 #include "../../csrc/cuda/plan.h"
 #include "../../csrc/cuda/status.h"
+#include "../../csrc/cuda/support.h"
 #include "module.h"
 #include "python_device.h"
 
@@ -88,6 +89,13 @@ void bind_drivers(py::module_& m) {
   m.def("plan_verify_headers", &cuda::plan_verify_headers);
   m.def("plan_compare_checksums", &cuda::plan_compare_checksums);
   m.def("plan_embedding", &cuda::plan_embedding);
+  m.def("check_driver", [](int driver, int build) { cuda::check_driver({driver, build}); });
+  m.def("check_gpu", [](int index, int major, int minor, int driver, int build) {
+    cuda::check_gpu({index, major, minor}, {driver, build});
+  });
+  m.def("check_fused_gpu", [](int index, int major, int minor, int driver, int build) {
+    cuda::check_fused_gpu({index, major, minor}, {driver, build});
+  });
   // (layout, in_features, used_bytes) of a matrix's header.
   m.def("read_head", [](py::object object, DeviceAddress matrix, uint64_t size) {
     PythonDevice device(std::move(object));

@@ -1,5 +1,6 @@
 // In place of csrc/torch/cuda_device.cpp and cuda_place.cpp: a GPU whose memory and kernels are Python's
 // (tests/simulated_gpu.py), for tensors on the CPU. So the operators for CUDA tensors run where there is no GPU.
+#include "../../csrc/cuda/support.h"
 #include "../../csrc/format/error.h"
 #include "../../csrc/torch/cuda_arguments.h"
 #include "../../csrc/torch/cuda_device.h"
@@ -11,6 +12,7 @@ struct Callbacks {
   const char* (*error)();  // of the call before, or null
   int (*captures)();
   int (*multiprocessors)();
+  int (*capability)();  // 86: 8.6
   uint64_t (*allocate)(uint64_t bytes, const char* name);
   void (*clear)(uint64_t where, uint64_t bytes);
   void (*upload)(uint64_t to, const void* from, uint64_t bytes);
@@ -26,6 +28,13 @@ std::vector<Tensor> copied;  // kept until their copies went back
 
 void check() {
   if (const char* error = python.error()) fail(error);
+}
+
+constexpr cuda::Versions kVersions{13000, 13000};
+
+cuda::Gpu gpu() {
+  const int capability = python.capability();
+  return {0, capability / 10, capability % 10};
 }
 
 template <class Result>
@@ -72,9 +81,10 @@ class SimulatedDevice final : public TorchDevice {
 
 void check_cuda_device(int64_t) {
   if (!python.launch) fail("CUDA: unweight_simulate wasn't called");
+  cuda::check_gpu(gpu(), kVersions);
 }
 
-void check_fused_device(int64_t index) { check_cuda_device(index); }
+void check_fused_device(int64_t) { cuda::check_fused_gpu(gpu(), kVersions); }
 
 std::unique_ptr<TorchDevice> cuda_device(const Tensor&) {
   check_cuda_device(0);
