@@ -22,6 +22,11 @@ UNWEIGHT_PTX uint32_t opaque(uint32_t value) {
   return value;
 }
 
+// A value that is the same in all lanes, so that ptxas knows it. What decides a branch and isn't known to be so (all
+// that was loaded from addresses that aren't arguments) costs every later branch, vote and wgmma a repair. All lanes
+// call it.
+UNWEIGHT_PTX uint32_t uniform(uint32_t value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
+
 // Marks what is seldom done, for the compiler's schedule and for who counts a hot loop's instructions (tools/sass.py).
 UNWEIGHT_PTX void rare() { asm volatile("nanosleep.u32 0;" ::: "memory"); }
 

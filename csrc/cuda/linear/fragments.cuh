@@ -21,34 +21,48 @@ static __device__ __forceinline__ void clear(Batch& a) {
 
 // Where one lane of one warp finds what: offsets in a stage, and in the code table. They are the same all along, and
 // opaque, since the compiler would rather work them out anew in every stage.
+template <Layout kLayout>
 struct LanePlaces {
-  uint32_t header, signs, codes, raw;  // codes: of nibble
-  uint32_t column;                     // of the table
-  uint32_t lane4, before;              // 4 · lane, and the lanes before it as a mask
+  uint32_t header, plane;  // plane: the signs with mantissas, of a raw matrix the registers
+  uint32_t codes, column;  // of nibble; of huffman's table
+  uint32_t lane4, before;  // 4 · lane, and the lanes before it as a mask
 
-  __device__ __forceinline__ LanePlaces(uint32_t table, uint32_t warp, uint32_t lane)
-      : header(ptx::opaque(4 * warp)),
-        signs(ptx::opaque(kStageHeaderBytes + kWarpPlaneBytes * warp + 16 * lane)),
-        codes(ptx::opaque(kHuffmanSections + kWarpNibbleBytes * warp + 8 * lane)),
-        raw(ptx::opaque(kStageHeaderBytes + kWarpRawBytes * warp + 16 * lane)),
-        column(ptx::opaque(table + 4 * lane)),
-        lane4(ptx::opaque(4 * lane)),
-        before(ptx::opaque(ptx::lanes_before())) {}
+  __device__ __forceinline__ LanePlaces(uint32_t table, uint32_t warp, uint32_t lane) {
+    header = ptx::opaque(4 * warp);
+    plane = kLayout == Layout::kRaw ? raw_registers(4 * warp, 4 * lane)
+                                    : kStageHeaderBytes + kWarpPlaneBytes * warp + 16 * lane;
+    plane = ptx::opaque(plane);
+    lane4 = ptx::opaque(4 * lane);
+    if constexpr (kLayout == Layout::kNibble)
+      codes = ptx::opaque(kHuffmanSections + kWarpNibbleBytes * warp + 8 * lane);
+    if constexpr (kLayout == Layout::kHuffman) {
+      column = ptx::opaque(table + 4 * lane);
+      before = ptx::opaque(ptx::lanes_before());
+    }
+  }
+
+  static __device__ __forceinline__ uint32_t raw_registers(uint32_t warp4, uint32_t lane4) {
+    return kStageHeaderBytes + kWarpRawBytes / 4 * warp4 + 4 * lane4;
+  }
+  // The registers of a raw stage among others: rare, and no register is spent on it.
+  __device__ __forceinline__ uint32_t raw_registers() const { return raw_registers(header, lane4); }
 };
 
 // A stage in shared memory.
 struct Stage {
   uint32_t address, bytes;
 
-  __device__ __forceinline__ WarpHeader header(const LanePlaces& lane) const {
+  template <Layout kLayout>
+  __device__ __forceinline__ WarpHeader header(const LanePlaces<kLayout>& lane) const {
     return {ptx::load_shared(address + lane.header)};
   }
 };
 
-static __device__ __forceinline__ void load_raw(const Stage& stage, const LanePlaces& lane, int batch, Batch& a) {
+// `from`: the lane's registers of the first k-step.
+static __device__ __forceinline__ void load_raw(uint32_t from, int batch, Batch& a) {
 #pragma unroll
   for (int k = 0; k < kBatchKSteps; k++) {
-    const uint4 r = ptx::load_shared_quad(stage.address + lane.raw + 16 * kLanes * (kBatchKSteps * batch + k));
+    const uint4 r = ptx::load_shared_quad(from + 16 * kLanes * (kBatchKSteps * batch + k));
     a[k][0] = r.x, a[k][1] = r.y, a[k][2] = r.z, a[k][3] = r.w;
   }
 }
@@ -133,16 +147,17 @@ struct Fragments;
 
 template <>
 struct Fragments<Layout::kRaw> {
-  const LanePlaces& lane;
+  const LanePlaces<Layout::kRaw>& lane;
   Stage stage;
   bool good;
 
-  __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces& lane, uint32_t&, LaneStreams&)
+  __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces<Layout::kRaw>& lane, uint32_t&,
+                                       LaneStreams&)
       : lane(lane), stage(stage), good(stage.bytes >= kRawStageBytes && stage.header(lane).is_raw()) {}
 
   __device__ __forceinline__ void decode(int batch, Batch& a) {
     if (good)
-      load_raw(stage, lane, batch, a);
+      load_raw(stage.address + lane.plane, batch, a);
     else
       clear(a);
   }
@@ -151,14 +166,15 @@ struct Fragments<Layout::kRaw> {
 
 template <>
 struct Fragments<Layout::kNibble> {
-  const LanePlaces& lane;
+  const LanePlaces<Layout::kNibble>& lane;
   bool good;
   uint32_t signs, codes;
   uint32_t zeros = 0;  // a bit for each row of the warp that is zero
   PatchList patches;
 
-  __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces& lane, uint32_t&, LaneStreams&)
-      : lane(lane), signs(stage.address + lane.signs), codes(stage.address + lane.codes) {
+  __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces<Layout::kNibble>& lane, uint32_t&,
+                                       LaneStreams&)
+      : lane(lane), signs(stage.address + lane.plane), codes(stage.address + lane.codes) {
     const WarpHeader header = stage.header(lane);
     const uint32_t section = header.bits & 0x1FFF, begin = section + header.has_zero_rows();
     const uint32_t end = begin + header.patches();
@@ -199,7 +215,7 @@ struct Fragments<Layout::kNibble> {
 
 template <>
 struct Fragments<Layout::kHuffman> {
-  const LanePlaces& lane;
+  const LanePlaces<Layout::kHuffman>& lane;
   Stage stage;
   bool good;  // and not raw
   uint32_t header, signs;
@@ -207,9 +223,9 @@ struct Fragments<Layout::kHuffman> {
   PatchList patches;
   FastWords words;
 
-  __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces& lane, uint32_t& start,
+  __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces<Layout::kHuffman>& lane, uint32_t& start,
                                        LaneStreams& streams)
-      : lane(lane), stage(stage), signs(stage.address + lane.signs), streams(streams) {
+      : lane(lane), stage(stage), signs(stage.address + lane.plane), streams(streams) {
     header = stage.header(lane).bits;
     // With the bits of raw stages and zero rows, a section would start far behind every stage.
     const uint32_t section = header & 0xFFFF, end = section + (header >> 24), stage_end = stage.address + stage.bytes;
@@ -236,7 +252,7 @@ struct Fragments<Layout::kHuffman> {
     ptx::rare();
     const bool raw = WarpHeader{header}.is_raw() && stage.bytes >= kRawStageBytes;
     if (raw)
-      load_raw(stage, lane, batch, a);
+      load_raw(stage.address + lane.raw_registers(), batch, a);
     else
       clear(a);
     patches.next = patches.end - 4 * !raw;

@@ -20,12 +20,9 @@ struct Consumer {
   uint64_t code_id = 0;  // of the code in the table
   bool has_code = false;
 
-  __device__ __forceinline__ Consumer(const LinearArgument& a, uint32_t shared)
-      : a(a),
-        ring(shared),
-        block(threadIdx.x / kWarpgroupThreads),
-        warp(threadIdx.x / kLanes % kWarps),
-        lane(threadIdx.x % kLanes) {}
+  // `warp`: of the CTA, and the compiler knows that its lanes have the same.
+  __device__ __forceinline__ Consumer(const LinearArgument& a, uint32_t shared, uint32_t warp)
+      : a(a), ring(shared), block(warp / kWarps), warp(warp % kWarps), lane(threadIdx.x % kLanes) {}
 
   __device__ __forceinline__ uint32_t table() const { return ring.shared + I::kShared.table; }
 
@@ -33,7 +30,8 @@ struct Consumer {
 
   __device__ __forceinline__ void begin(const Job& job) {
     good = open_matrix(a.weights[job.weight].packed, job.tile.matrix, matrix) == Flaw::kNone;
-    good = good && matrix.layout != Layout::kArchive;
+    matrix.layout = static_cast<Layout>(ptx::uniform(static_cast<uint32_t>(matrix.layout)));
+    good = ptx::uniform(good && matrix.layout != Layout::kArchive);
     if (I::kHasTable && good && matrix.layout == Layout::kHuffman) fill_table();
   }
 
@@ -52,7 +50,7 @@ struct Consumer {
   // All consumers come by here with the same matrix.
   __device__ __forceinline__ void fill_table() {
     const uint64_t id = reinterpret_cast<const Header*>(matrix.bytes)->code_id;
-    if (has_code && id == code_id) return;
+    if (ptx::uniform(has_code && id == code_id)) return;
     code_id = id;
     has_code = true;
     ptx::named_barrier<1>(I::kConsumers);  // nobody looks up the code before
@@ -174,7 +172,7 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
       TokenCopier<I>(a, Ring<I>(shared), warp - I::kConsumers / kLanes - 1).copy();
   } else {
     if constexpr (I::kMovesRegisters) ptx::acquire_registers<224>();
-    Consumer<I>(a, shared).consume();
+    Consumer<I>(a, shared, warp).consume();
   }
 }
 

@@ -15,7 +15,7 @@ struct StageProduct {
   LaneStreams streams;
   uint32_t starts;   // the streams start in the next stage that isn't raw
   uint32_t damaged;  // not 0: a part of the stages couldn't be read, and this warp's 16 rows are worth nothing
-  LanePlaces lane;
+  LanePlaces<kLayout> lane;
 
   // `table` in shared memory, of huffman; warp: 0…3 of the warpgroup.
   __device__ __forceinline__ StageProduct(uint32_t table, uint32_t warp, uint32_t lane) : lane(table, warp, lane) {}

@@ -98,7 +98,7 @@ struct Job {
 static __device__ __forceinline__ uint32_t segment_of(const PackedArgument& packed, const uint8_t* matrix) {
   if (packed.matrix_bytes < kHeaderBytes) return kLongestSegment;
   const uint32_t stages = reinterpret_cast<const Header*>(matrix)->segment_stages;
-  return stages - 1 < kLongestSegment ? stages : kLongestSegment;
+  return ptx::uniform(stages - 1 < kLongestSegment ? stages : kLongestSegment);
 }
 
 // What every warp of the CTA walks along. It lies in shared memory, since registers are scarce where sums are: in order
