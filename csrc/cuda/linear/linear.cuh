@@ -38,12 +38,10 @@ struct Consumer {
   __device__ __forceinline__ void work(const Job& job, const GroupWork& group, bool first) {
     if constexpr (I::kLayout != I::kAny)
       multiply_group<static_cast<Layout>(I::kLayout)>(job, group, first);
-    else if (matrix.layout == Layout::kHuffman)
-      multiply_group<Layout::kHuffman>(job, group, first);
     else if (matrix.layout == Layout::kNibble)
       multiply_group<Layout::kNibble>(job, group, first);
-    else
-      multiply_group<Layout::kRaw>(job, group, first);
+    else  // huffman's stages may be raw: those of a raw matrix all are
+      multiply_group<Layout::kHuffman>(job, group, first);
   }
 
  private:
