@@ -182,7 +182,8 @@ class Graph:
     def compile_cuda(self, nvcc: Nvcc, cxx: list[str], sources: list[Path]) -> list[str]:
         """Objects with code for each file's GPUs, and host code that hides its symbols as the C++ objects do."""
         host = ["-Xcompiler=-fPIC,-fvisibility=hidden", *(["-ccbin", cxx[0]] if len(cxx) == 1 else [])]
-        command = shlex.join([str(nvcc.path), *COMPILE_FLAGS, *host])
+        # Lines for profilers make code several times as large; compressed they hardly count.
+        command = shlex.join([str(nvcc.path), *COMPILE_FLAGS, "-Xfatbin=-compress-all", *host])
         self.ninja.rule("nvcc", f"{command} $flags -MD -MF $out.d -c $in -o $out", "NVCC $out", "$out.d", deps="gcc")
         objects = [str(source.relative_to(ROOT).with_suffix(".cu.o")) for source in sources]
         for source, target in zip(sources, objects, strict=True):
