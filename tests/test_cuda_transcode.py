@@ -193,6 +193,22 @@ def test_counts(shape, complete_halves):
     assert got == expected.tolist()
 
 
+@pytest.mark.parametrize("columns", [256, 255])
+def test_counts_of_exponents_that_have_no_counter(columns):
+    """Only some rounds have such pairs: of weights from 2^65 on, with infinities and NaN."""
+    array = content("narrow", (520, columns))
+    rng = np.random.default_rng(0)
+    rows = slice(480, 520)  # in the second round
+    array[rows] = rng.choice([190, 191, 192, 193, 255], array[rows].shape).astype(np.uint16) << 7
+    device = SimulatedDevice(multiprocessors=2)
+    got = native.count_pairs(device, device.tensor(array, "weights"), *array.shape, False)
+    exponents = array >> 7 & 255
+    if columns % 2:
+        exponents = np.hstack([exponents, np.zeros_like(exponents[:, -1:])])
+    expected = np.bincount((exponents[:, ::2] + 256 * exponents[:, 1::2]).reshape(-1), minlength=65536)
+    assert got == expected.tolist()
+
+
 @pytest.mark.parametrize("shape", [(64, 128), (64, 127)], ids=str)
 @pytest.mark.parametrize("target", ["huffman", "nibble"])
 def test_registers_are_read_without_bank_conflicts(shape, target):

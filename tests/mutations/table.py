@@ -20,6 +20,7 @@ TAILS = (*UNPACK_ALL, "-k", "shapes and 129")
 ARCHIVE = (*UNPACK_ALL, "-k", "(shapes or contents or bands) and archive")
 LOOKUP = ("tests/test_cuda_embedding.py",)
 HOSTILE = ("tests/test_cuda_hostile.py",)
+AMPERE = ("tests/test_cuda_ampere.py",)
 VERIFY = ("tests/test_cuda_verify.py",)
 TRANSCODE = ("tests/test_cuda_transcode.py",)
 
@@ -30,12 +31,14 @@ MUTATIONS = (
     Mutation("a slot is free when one warp is done", "unpack_tiled.cu", "8 * i, kWarps);", "8 * i, 1);", UNPACK),
     Mutation("the producer waits for the wrong phase", "unpack_tiled.cu", "ring.phase ^ 1", "ring.phase", UNPACK),
     Mutation(
-        "the producer doesn't wait", "unpack_tiled.cu", "        wait(ring.empty(), ring.phase ^ 1);\n", "", UNPACK
+        "the producer doesn't wait", "unpack_tiled.cu", "      wait_phase(ring.empty(), ring.phase ^ 1);\n", "", UNPACK
     ),
-    Mutation("warps don't wait for a stage", "unpack_tiled.cu", "    wait(ring.full(), ring.phase);\n", "", UNPACK),
+    Mutation(
+        "warps don't wait for a stage", "unpack_tiled.cu", "    wait_phase(ring.full(), ring.phase);\n", "", UNPACK
+    ),
     Mutation(
         "a wait that doesn't try again",
-        "unpack_tiled.cu",
+        "staging.cuh",
         "while (!ptx::mbarrier_try_wait(barrier, parity)) {",
         "if (!ptx::mbarrier_try_wait(barrier, parity)) {",
         UNPACK,
@@ -56,9 +59,9 @@ MUTATIONS = (
     ),
     Mutation(
         "fewer bytes are expected than come",
-        "unpack_tiled.cu",
-        "arrive_expect(ring.full(), bytes)",
-        "arrive_expect(ring.full(), bytes - 16)",
+        "staging.cuh",
+        "arrive_expect(barrier, bytes)",
+        "arrive_expect(barrier, bytes - 16)",
         UNPACK,
     ),
     Mutation(
@@ -153,7 +156,11 @@ MUTATIONS = (
     ),
     # Indices.
     Mutation(
-        "the lower half of the matrix rows", "tiles.cuh", "(lane % 16) * kTilePitch", "(lane % 8) * kTilePitch", UNPACK
+        "the lower half of the matrix rows",
+        "staging.cuh",
+        "(lane % 16) * kTilePitch",
+        "(lane % 8) * kTilePitch",
+        UNPACK,
     ),
     Mutation(
         "tiles without a skew",
@@ -193,8 +200,8 @@ MUTATIONS = (
     Mutation(
         "counters are emptied while others count",
         "count.cu",
-        "    __syncthreads();\n    empty_table",
-        "    empty_table",
+        "    __syncthreads();\n    if (__syncthreads_or",
+        "    if (__syncthreads_or",
         TRANSCODE,
     ),
     Mutation("a tile is encoded before it is there", "encode/tile.cuh", "  __syncwarp();\n}", "}", TRANSCODE),
@@ -232,9 +239,9 @@ MUTATIONS = (
     Mutation("the ring has one phase", "unpack_tiled.cu", "phase ^= slot == 0;", "", UNPACK),
     Mutation(
         "more bytes are expected than come",
-        "unpack_tiled.cu",
-        "_expect(ring.full(), bytes)",
-        "_expect(ring.full(), bytes + 16)",
+        "staging.cuh",
+        "_expect(barrier, bytes)",
+        "_expect(barrier, bytes + 16)",
         UNPACK,
     ),
     Mutation(
@@ -311,4 +318,35 @@ MUTATIONS = (
         "",
         TRANSCODE,
     ),
+    Mutation(
+        "pairs without a counter of their own are forgotten",
+        "count.cu",
+        "second_exponent(weights) >= kCountSeconds",
+        "second_exponent(weights) > kCountSeconds",
+        (*TRANSCODE, "-k", "counts"),
+    ),
+    # GPUs before Hopper.
+    Mutation(
+        "nobody arrives for the copies of lanes",
+        "staging.cuh",
+        "    ptx::mbarrier_arrive_after_copies(barrier);\n",
+        "    ptx::mbarrier_arrive(barrier);\n",
+        AMPERE,
+    ),
+    Mutation(
+        "what a lane wrote itself isn't handed over",
+        "staging.cuh",
+        "if (lane == 0) ptx::mbarrier_arrive(barrier);",
+        "if (lane == 0) ptx::mbarrier_arrive_after_copies(barrier);",
+        AMPERE,
+    ),
+    Mutation(
+        "lanes copy the same part",
+        "staging.cuh",
+        "for (uint32_t i = 16 * lane; i < bytes",
+        "for (uint32_t i = 16 * (lane & 15); i < bytes",
+        AMPERE,
+    ),
+    Mutation("the lower half of a tile, by words", "staging.cuh", "(i & 1 ? 8 * kTilePitch : 0)", "0", AMPERE),
+    Mutation("the right half of a k-step, by words", "staging.cuh", "(i >> 1) * 16", "(i >> 1) * 8", AMPERE),
 )
