@@ -103,10 +103,12 @@ class CountingDevice(SimulatedDevice):
         self.machine.counters = PlaceCounters()
         self.costs: dict[str, Cost] = {}
 
-    def launch(self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes) -> None:
+    def launch(
+        self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes, programmatic: bool = False
+    ) -> None:
         counters = self.machine.counters
         counters.clear()
-        super().launch(kernel, grid, block, shared_bytes, argument)
+        super().launch(kernel, grid, block, shared_bytes, argument, programmatic)
         # Not the driver's figure alone: arrays of the kernel count as well.
         layout = SharedLayout(find_kernel(kernel), shared_bytes)
         cost = Cost(
