@@ -7,6 +7,9 @@ on small packed matrices (bench/simulated.py); SASS instructions by pipe, estima
 From them and the rates of bench/model.py come the bound, in BF16 GB/s that the whole GPU can't pass, and what it is
 that limits. The bound assumes that all latency is hidden: "warps" are those that an SM holds, "a warp" is how many
 instructions each must issue a clock to get there. All cases take a few minutes. Ends with 3 where a tool is missing.
+
+Products are in bench/products.py. Their instructions are counted in the loop alone: what is inlined into the fused
+kernels through lambdas has other places in SASS than in PTX, so they can't be estimated from what the interpreter ran.
 """
 
 from __future__ import annotations

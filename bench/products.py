@@ -15,7 +15,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,8 +191,19 @@ def parts_table(found: list[Row]) -> str:
 
 
 def summary(found: list[Row]) -> str:
-    held = [row.holds for row in found if row.holds is not None]
-    return f"{sum(held)} of {len(held)} predictions are within their bars."
+    """How many predictions are within their bars, and how many would be if the kernels asked for stages early."""
+    judged = [row for row in found if row.holds is not None]
+    early = replace(ASSUMED, prefetches=not ASSUMED.prefetches)
+    ratios = [
+        predict(row.layer.product(row.tokens), row.layout, row.config, GPUS[row.gpu], early).ratio for row in judged
+    ]
+    others = sum(ratio <= row.layer.bar for ratio, row in zip(ratios, judged, strict=True))
+    held = sum(bool(row.holds) for row in judged)
+    how = "without" if ASSUMED.prefetches else "with"
+    return (
+        f"{held} of {len(judged)} predictions are within their bars; {others} would be {how} the first stages asked for "
+        "before the kernel before has ended."
+    )
 
 
 def picture(found: list[Row]) -> Figure:

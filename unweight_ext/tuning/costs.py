@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 TILED = ("raw", "huffman", "nibble")
 
-# Lane-operations for a weight in the consumers' loop, waits and wgmma included, by pipe: SASS of prototypes of these
-# kernels at 16 tokens, whole loop. What patches add at the rate of real weights is in PATCHES.
+# Lane-operations for a weight in the consumers' loop, waits and wgmma included, by pipe: counted in SASS, of the kernels
+# for 16 tokens (tests/test_tuning_costs.py). It has the test for patches, what they add is below.
 OPERATIONS: Mapping[str, Mapping[str, float]] = {
-    "raw": {"ALU": 0.17, "FMA-heavy": 0.03, "LSU": 0.14, "other": 0.83},
-    "huffman": {"ALU": 2.33, "FMA-heavy": 0.84, "LSU": 0.77, "other": 1.18},
-    "nibble": {"ALU": 1.31, "FMA-heavy": 0.06, "LSU": 0.14, "other": 0.83},
+    "raw": {"ALU": 0.25, "FMA-heavy": 0.06, "LSU": 0.16, "XU": 0.0, "other": 0.72},
+    "huffman": {"ALU": 2.41, "FMA-heavy": 0.83, "LSU": 0.72, "XU": 0.23, "other": 1.01},
+    "nibble": {"ALU": 1.56, "FMA-heavy": 0.12, "LSU": 0.17, "XU": 0.0, "other": 0.73},
 }
+# What patches of real weights add: the upper end for huffman, the middle for nibble, of prototypes.
 PATCHES: Mapping[str, Mapping[str, float]] = {
     "raw": {},
     "huffman": {"ALU": 0.5, "LSU": 0.25, "other": 0.25},
@@ -49,6 +50,8 @@ class Assumptions:
     store: float = 0.3
     # Of one wgmma, clocks of the SM's tensor cores, however few tokens it has: its A operand comes from registers.
     least_wgmma_clocks: float = 32.0
+    # Whether the kernels ask the memory for their first stages before the kernel before them has ended. They don't yet.
+    prefetches: bool = False
     # cuBLAS's share of the memory's rate at few tokens, the yardstick of the bars. At many it takes the tensor's rate.
     cublas_share_of_hbm: float = 0.88
     # Of cuBLAS's rate, at 128 tokens and more: what the design asks of these kernels, until it is measured.

@@ -114,7 +114,7 @@ def demand_of(layout: str, config: Config, active: int, bytes_per_weight: float,
 def predict(
     product: Product, layout: str, config: Config, gpu: Gpu, assumed: Assumptions = ASSUMED, *, chained: bool = True
 ) -> Prediction:
-    """Of the fused product. `chained`: it follows one of the same kind, and so was launched while that one ended."""
+    """Of the fused product. `chained`: it follows one of the same kind, and so was launched before that one ended."""
     hit = product.hit()
     tiles = tuple((matrix, -(-tokens // config.tokens)) for matrix, tokens in hit)
     shares = shares_of(tiles, config.warpgroups, gpu.multiprocessors)
@@ -140,9 +140,10 @@ def predict(
     # Of the last stage: it is there, and still has to be decoded and multiplied.
     last = max(v for name, v in full.items() if name != "HBM") * slowest.rounds[-1].active * STAGE_WEIGHTS
     reduction, idle = _reduction(product, config, shares, gpu, assumed)
-    # Index, then stage, or table: from the L2 when they were asked for before the kernel before had ended.
-    latency = assumed.l2_latency if chained else assumed.hbm_latency
-    filled = latency + max(latency, assumed.table_fill if layout == "huffman" else 0.0)
+    # Header, index, stage (or table), one after the other: from the L2 if they were asked for before the wait.
+    prefetched = chained and assumed.prefetches
+    latency = assumed.l2_latency if prefetched else assumed.hbm_latency
+    filled = 2 * latency + max(latency, assumed.table_fill if layout == "huffman" else 0.0)
     parts = {
         "loop": gpu.microseconds(loop),
         "launch": assumed.dependent_launch if chained else assumed.launch,
@@ -151,7 +152,7 @@ def predict(
         "store": assumed.store,
         "sum of pieces": reduction,
     }
-    if chained:
+    if prefetched:
         # What the memory brings into the L2 while the one before adds its pieces up. The first stages are asked for
         # when their index entries are there.
         window = max(0.0, idle + assumed.dependent_launch - assumed.hbm_latency)
@@ -181,10 +182,10 @@ def _reduction(
 ) -> tuple[float, float]:
     """Microseconds of the kernel that adds up pieces, its launch included; and of it without the launch."""
     pieces = sum(share.pieces for share in shares)
-    # Each writes and reads 64 rows of sums, all through the L2; records first, then sums.
+    # Each writes and reads 64 rows of sums, all through the L2. A record leads to the sums, another record, its sums.
     clocks = 2 * 4 * BLOCK_ROWS * config.tokens * pieces / gpu.multiprocessors / assumed.l2_bytes
     # It is launched also where nothing is left to add: only the device knows.
-    body = 2 * assumed.l2_latency + gpu.microseconds(clocks) + assumed.store
+    body = 4 * assumed.l2_latency + gpu.microseconds(clocks) + assumed.store
     return assumed.dependent_launch + body, body
 
 
