@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from cuda_reading import ANY, Loaded, layout_number, pack
+from linear_product import CONFIGS, Product, Weight, tokens
 from native_module import native
 from ptxsim.device import SimulatedDevice
 from samples import LAYOUTS, weight
@@ -34,4 +35,19 @@ def test_every_kernel_runs() -> None:
         assert layout == layout_number(target)
         device.read(out, np.uint8, (64, row_bytes))  # all of it was written
         launched.update(device.launched)
+    for layout in ("raw", "huffman", "nibble"):
+        packed = pack(weight("any bits" if layout == "raw" else "trained", 64, 128), layout).numpy()
+        for known in (ANY, layout_number(layout)) if layout == "huffman" else (layout_number(layout),):
+            for config in CONFIGS:
+                product = Product([Weight(packed, 128, layout=known)], tokens(2, 128), config)
+                product.check()
+                launched.update(product.device.launched)
+    shared = Product([Weight(pack(weight("trained", 64, 2500), "nibble").numpy(), 2500)], tokens(1, 2500), CONFIGS[0])
+    shared.check()  # a block whose segments several CTAs have: its pieces are summed
+    launched.update(shared.device.launched)
+    device = SimulatedDevice()
+    offsets = device.tensor(np.zeros(1, np.int32), "offsets")
+    native.clear_rest(device, offsets, device.allocate(16, "y"), 1, 16, 1)
+    native.poison(device, device.tensor(np.ones(1, np.uint64), "status"), device.allocate(16, "y"), 16)
+    launched.update(device.launched)
     assert launched == {name for source in native_build.cuda_sources() for name in native_build.kernel_names(source)}

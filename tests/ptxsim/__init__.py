@@ -1,4 +1,4 @@
-"""Runs the PTX that nvcc emits for sm_90a or sm_80 on a CPU, and checks what a GPU can't show. docs/KERNELS.md explains it.
+"""Runs the PTX that nvcc emits (sm_90a, sm_80) on a CPU, and checks what a GPU can't show. docs/KERNELS.md explains it.
 
 module = parse_ptx(text)
 machine = Machine(multiprocessors=2, seed=0)
