@@ -199,10 +199,10 @@ def summary(found: list[Row]) -> str:
     ]
     others = sum(ratio <= row.layer.bar for ratio, row in zip(ratios, judged, strict=True))
     held = sum(bool(row.holds) for row in judged)
-    how = "without" if ASSUMED.prefetches else "with"
+    when = "after" if ASSUMED.prefetches else "before"
     return (
-        f"{held} of {len(judged)} predictions are within their bars; {others} would be {how} the first stages asked for "
-        "before the kernel before has ended."
+        f"{held} of {len(judged)} predictions are within their bars; {others} would be if kernels asked for their "
+        f"first stages {when} the kernel before has ended."
     )
 
 

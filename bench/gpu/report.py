@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from bench.model import GPUS, gpu_of
 
+from . import bars
 from .compare import compare, weights_of
 from .record import FAILED, NOT_RUN, OK, Outcome, Record
 from .step import Step
@@ -70,6 +71,7 @@ class Report:
                 *self._not_run(),
                 *self._environment(),
                 *self._checks(),
+                *self._products(),
                 *self._timing(),
                 *self._comparison(),
                 picture,
@@ -98,6 +100,7 @@ class Report:
 
     def _checks(self) -> list[str]:
         rows = [(unit, f"{f['cases']} cases") for unit, f in self.figures("exact").items()]
+        rows += [(f"products: {unit}", "right") for unit in self.figures("products")]
         rows += [
             (f"compute-sanitizer {unit}", f"{f['operators']} operators, nothing found")
             for unit, f in self.figures("sanitizer").items()
@@ -130,6 +133,19 @@ class Report:
             "times. The rate counts two bytes for each weight that is handled, in the kernels' time where it is known.",
             "",
             *table(("", "bits/weight", "call µs", "from–to", "kernels µs", "BF16 GB/s"), rows),
+        ]
+
+    def _products(self) -> list[str]:
+        found = bars.rows(self.figures("product times"), gpu_of(self.device_name()))
+        if not found:
+            return []
+        return [
+            "## Products, cold L2",
+            "",
+            "Medians, in a CUDA graph of products that follow each other. *× bytes*: times that in which the memory "
+            "gives the packed bytes, by its data sheet. *× cuBLAS*: how many times faster than F.linear in BF16.",
+            "",
+            *table(bars.HEAD, found),
         ]
 
     def _kittens(self) -> list[dict]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 TILED = ("raw", "huffman", "nibble")
 
-# Lane-operations for a weight in the consumers' loop, waits and wgmma included, by pipe: counted in SASS, of the kernels
+# Lane-operations for a weight in the consumers' loop, waits and wgmma included, by pipe: counted in SASS of the kernels
 # for 16 tokens (tests/test_tuning_costs.py). It has the test for patches, what they add is below.
 OPERATIONS: Mapping[str, Mapping[str, float]] = {
     "raw": {"ALU": 0.25, "FMA-heavy": 0.06, "LSU": 0.16, "XU": 0.0, "other": 0.72},

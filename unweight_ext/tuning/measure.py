@@ -73,33 +73,39 @@ def packed_weights(case: Case, device: torch.device) -> list[Tensor]:
     return [first, *(first.clone() for _ in range(copies_for(first.nbytes, l2_bytes) - 1))]
 
 
-class Timer:
-    """Times products with copies of a weight. They run as a CUDA graph, so the host's time isn't in it."""
+def replayed(all_products: Callable[[], object], count: int) -> float:
+    """Microseconds of one of the `count` products that `all_products` queues, the median of several rounds.
 
-    def __init__(self, case: Case, weights: list[Tensor]) -> None:
-        self.weights, self.layout = weights, ops.LAYOUTS.index(case.layout)
-        self.x = torch.randn(case.tokens, case.in_features, device=weights[0].device).bfloat16()
-
-    def __call__(self, way: int) -> float:
-        """Microseconds of one product: the median of several rounds through all copies."""
-
-        def all_products() -> None:
-            for weight in self.weights:
-                torch.ops.unweight._linear_config(self.x, weight, layout=self.layout, tokens=way)
-
-        all_products()  # loads the kernels, which a capture can't
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            all_products()
+    They run as a CUDA graph, so the host's time isn't in it.
+    """
+    all_products()  # loads the kernels, which a capture can't
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        all_products()
+    graph.replay()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(ROUNDS)]
+    for start, end in events:
+        start.record()
         graph.replay()
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(ROUNDS)]
-        for start, end in events:
-            start.record()
-            graph.replay()
-            end.record()
-        torch.cuda.synchronize()
-        return statistics.median(1e3 * s.elapsed_time(e) for s, e in events) / len(self.weights)
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(1e3 * start.elapsed_time(end) for start, end in events) / count
+
+
+def timer(case: Case, weights: list[Tensor]) -> Callable[[int], float]:
+    """What times a way of a product, through all copies of the weight in turn."""
+    x = torch.randn(case.tokens, case.in_features, device=weights[0].device).bfloat16()
+    layout = ops.LAYOUTS.index(case.layout)
+
+    def time_of(way: int) -> float:
+        def all_products() -> None:
+            for weight in weights:
+                torch.ops.unweight._linear_config(x, weight, layout=layout, tokens=way)
+
+        return replayed(all_products, len(weights))
+
+    return time_of
 
 
 def measure(cases: Iterable[Case], device: torch.device, tell: Callable[[Case, Entry], None]) -> list[Entry]:
@@ -110,7 +116,7 @@ def measure(cases: Iterable[Case], device: torch.device, tell: Callable[[Case, E
         if weight != last:
             weights, last = [], None  # freed before the next ones are made
             weights, last = packed_weights(case, device), weight
-        entry = fastest(case, Timer(case, weights))
+        entry = fastest(case, timer(case, weights))
         entries.append(entry)
         tell(case, entry)
     return entries
