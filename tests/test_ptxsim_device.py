@@ -162,7 +162,7 @@ def test_memory_of_the_device():
 
 
 def test_kernels_that_aren_t_there(csrc, tmp_path):
-    with pytest.raises(CompileError, match=r"no kernel nothing in sum\.cu"):
+    with pytest.raises(CompileError, match=r"no kernel nothing for sm_90a in sum\.cu"):
         SimulatedDevice(csrc=csrc).launch("nothing", 1, 32, 0, b"")
     (tmp_path / "cuda").mkdir()
     (tmp_path / "cuda" / "broken.cu").write_text('extern "C" __global__ void broken() { nonsense; }')
@@ -170,14 +170,17 @@ def test_kernels_that_aren_t_there(csrc, tmp_path):
         find_kernel("broken", tmp_path)
 
 
-def test_every_kernel_of_the_project_can_be_interpreted():
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_80"])
+def test_every_kernel_of_the_project_can_be_interpreted(architecture):
     """No instruction is unknown, no function is called, and none keeps variables in local memory."""
-    from ptxsim.compiler import load_module
+    from ptxsim.compiler import cuda_toolkit, load_module
     from ptxsim.execute import compile_kernel
 
     names = []
     for source in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")):
-        for kernel in load_module(source, headers=ROOT / "csrc").kernels.values():
+        if architecture not in cuda_toolkit.architectures(source):
+            continue
+        for kernel in load_module(source, headers=ROOT / "csrc", architecture=architecture).kernels.values():
             compile_kernel(kernel)
             assert kernel.local_bytes == 0, kernel.name
             names.append(kernel.name)
