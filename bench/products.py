@@ -27,8 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.machine import machine  # noqa: E402
-from unweight_ext.tuning.costs import ASSUMED  # noqa: E402
+from unweight_ext.tuning.costs import ASSUMED, Assumptions  # noqa: E402
 from unweight_ext.tuning.predict import (  # noqa: E402
+    PIECES,
     Config,
     Prediction,
     Product,
@@ -191,19 +192,24 @@ def parts_table(found: list[Row]) -> str:
 
 
 def summary(found: list[Row]) -> str:
-    """How many predictions are within their bars, and how many would be if the kernels asked for stages early."""
+    """How many predictions are within their bars, and how many would be with other kernels."""
     judged = [row for row in found if row.holds is not None]
-    early = replace(ASSUMED, prefetches=not ASSUMED.prefetches)
-    ratios = [
-        predict(row.layer.product(row.tokens), row.layout, row.config, GPUS[row.gpu], early).ratio for row in judged
-    ]
-    others = sum(ratio <= row.layer.bar for ratio, row in zip(ratios, judged, strict=True))
-    held = sum(bool(row.holds) for row in judged)
-    when = "after" if ASSUMED.prefetches else "before"
-    return (
-        f"{held} of {len(judged)} predictions are within their bars; {others} would be if kernels asked for their "
-        f"first stages {when} the kernel before has ended."
-    )
+
+    def holding(assumed: Assumptions, without: str = "") -> int:
+        held = 0
+        for row in judged:
+            p = predict(row.layer.product(row.tokens), row.layout, row.config, GPUS[row.gpu], assumed)
+            held += p.microseconds - p.parts.get(without, 0) <= row.layer.bar * p.hbm
+        return held
+
+    early, late = replace(ASSUMED, prefetches=True), replace(ASSUMED, prefetches=False)
+    lines = {
+        "as the kernels are": holding(ASSUMED),
+        "asking for the first stages before the kernel before has ended": holding(early),
+        "without a second kernel for the sum of pieces": holding(late, PIECES),
+        "both": holding(early, PIECES),
+    }
+    return f"Of {len(judged)} predictions, within their bars: {', '.join(f'{n} {how}' for how, n in lines.items())}."
 
 
 def picture(found: list[Row]) -> Figure:

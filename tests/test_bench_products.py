@@ -41,7 +41,7 @@ def test_tables_say_where_a_bar_is_missed(rows: list[table.Row]) -> None:
     missed = sum(any(not row.holds for row in members) for members in table.grouped(rows, table.FEW))
     assert sum("**missed** at " in line for line in lines) == missed > 0
     held = sum(row.holds is True for row in rows)
-    assert table.summary(rows).startswith(f"{held} of ")
+    assert f"within their bars: {held} as the kernels are" in table.summary(rows)
     for text in (table.few_table(rows), table.parts_table(rows), table.many_table(rows)):
         assert len({line.count("|") for line in text.splitlines()}) == 1
 

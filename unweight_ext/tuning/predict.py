@@ -17,6 +17,7 @@ from .schedule import BLOCK_ROWS, STAGE_COLUMNS, Matrix, Share, shares_of
 
 STAGE_WEIGHTS = BLOCK_ROWS * STAGE_COLUMNS
 WAVEFRONT_BYTES = 128
+PIECES = "sum of pieces"  # the part of a prediction that the second kernel takes
 KSTEP_WEIGHTS = BLOCK_ROWS * 16
 
 
@@ -150,7 +151,7 @@ def predict(
         "pipeline fill and table": filled,
         "last stage": gpu.microseconds(last),
         "store": assumed.store,
-        "sum of pieces": reduction,
+        PIECES: reduction,
     }
     if prefetched:
         # What the memory brings into the L2 while the one before adds its pieces up. The first stages are asked for
