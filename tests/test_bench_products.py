@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import bench.products as table  # noqa: E402
-from bench.gpu import bars, products  # noqa: E402
+from bench.gpu import bars, product_times, products  # noqa: E402
 from bench.gpu.record import OK, Outcome, Record  # noqa: E402
 from bench.gpu.report import Report  # noqa: E402
 from bench.gpu.step import NotRun  # noqa: E402
@@ -76,20 +76,22 @@ def test_results_are_what_the_command_prints(rows: list[table.Row]) -> None:
 # Steps for a GPU.
 
 
-@pytest.mark.parametrize("unit", [u for u in products.CHECKS if not u.startswith(("config", "graph", "streams"))])
+@pytest.mark.parametrize(
+    "unit", [u for u in products.CHECKS if not u.startswith(("config", "graph", "streams", "tuned"))]
+)
 def test_checks_hold_on_the_cpu(unit: str) -> None:
     assert products.run_check(unit, "cpu") == {"cases": 1}
 
 
-@pytest.mark.parametrize("unit", ["config huffman 16", "graph raw", "streams nibble"])
+@pytest.mark.parametrize("unit", ["config huffman 16", "graph raw", "streams nibble", "tuned raw"])
 def test_what_needs_a_gpu_says_so(unit: str) -> None:
-    with pytest.raises(NotRun, match="a CPU has no "):
+    with pytest.raises(NotRun, match="a CPU has no"):
         products.run_check(unit, "cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_one_wrong_weight_is_found(dtype: torch.dtype) -> None:
-    weight, x = products._weight(64, 2120), products._x(3, 2120, "cpu")
+    weight, x = products.plain_weight(64, 2120), products.random_x(3, 2120, "cpu")
     y = (x.double() @ weight.double().T).to(dtype)
     assert products.difference(y, x, weight) == ""
     wrong = weight.clone()
@@ -105,14 +107,21 @@ def test_a_difference_fails_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_timed_products_are_those_of_the_table() -> None:
-    for unit in products.TIMES:
-        assert products.layer_of(unit) in table.LAYERS
+    for unit in product_times.TIMES:
+        assert product_times.layer_of(unit) in table.LAYERS
 
 
 def test_times_of_a_small_product() -> None:
-    found = products.times_of("nibble", ((128, 256), (64, 256)), (1, 16), "cpu")
+    found = product_times.times_of("nibble", ((128, 256), (64, 256)), (1, 16), "cpu")
     assert found["weights"] == 192 * 256 and list(found["times"]) == ["1", "16"]
     assert all(spent["microseconds"] > 0 and spent["cublas"] > 0 for spent in found["times"].values())
+
+
+def test_times_of_experts() -> None:
+    found = product_times.times_of_experts("huffman", 128, 256, {1: (1, 1, 0), 4: (3, 3, 2)}, "cpu")
+    one, four = found["times"]["1"], found["times"]["4"]
+    assert one["packed_bytes"] == found["packed_bytes"] * 2 // 3 and four["packed_bytes"] == found["packed_bytes"]
+    assert all(spent["microseconds"] > 0 and spent["cublas"] > 0 for spent in (one, four))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +149,7 @@ def test_the_report_has_measured_beside_predicted(tmp_path: Path) -> None:
     record.put("product times", "huffman Llama-3.1-8B gate", Outcome(OK, figures=figures))
     record.put("products", "rows raw", Outcome(OK, figures={"cases": 1}))
     text = Report(record, STEPS).markdown("")
-    row = table.row_of(products.layer_of("huffman Llama-3.1-8B gate"), "H200", "huffman", 16)
+    row = table.row_of(product_times.layer_of("huffman Llama-3.1-8B gate"), "H200", "huffman", 16)
     expected = (
         f"| Llama-3.1-8B gate | huffman | 16 | {row.prediction.microseconds:.1f} | 20.0 | 1.20 | 30.0 | 1.50 | PASS"
     )

@@ -32,7 +32,8 @@ def rows(figures: Mapping[str, Mapping[str, Any]], gpu: object | None) -> list[t
         layout, model, product = unit.split(" ")
         for tokens, spent in one["times"].items():
             speed = spent["cublas"] / spent["microseconds"]
-            bytes_time = one["packed_bytes"] / (gpu.hbm_gb_per_second * 1e3) if gpu else None
+            read = spent.get("packed_bytes", one["packed_bytes"])  # of experts, those that are hit
+            bytes_time = read / (gpu.hbm_gb_per_second * 1e3) if gpu else None
             line = [f"{model} {product}", layout, tokens, predicted(unit, int(tokens), gpu)]
             line += [f"{spent['microseconds']:.1f}", f"{spent['microseconds'] / bytes_time:.2f}" if bytes_time else ""]
             line += [f"{spent['cublas']:.1f}", f"{speed:.2f}", verdict(layout, product, int(tokens), speed)]
@@ -47,7 +48,7 @@ def predicted(unit: str, tokens: int, gpu: object | None) -> str:
     """Microseconds, or nothing where the GPU's rates aren't known."""
     if gpu is None:
         return ""
-    from bench.gpu.products import layer_of
+    from bench.gpu.product_times import layer_of
     from bench.products import row_of
 
     return f"{row_of(layer_of(unit), gpu.name, unit.split(' ')[0], tokens).prediction.microseconds:.1f}"

@@ -1,4 +1,4 @@
-"""Products with packed weights: right in every configuration and way of calling, and how long they take."""
+"""Products with packed weights: right in every configuration and way of calling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .cold import copies_for, l2_bytes, measure
 from .record import ROOT
 from .step import NotRun, Step
 
@@ -24,36 +23,28 @@ FLOAT_ERROR, BF16_ERROR = 2**-14, 2**-8
 CHECKS = (
     *(f"config {layout} {tokens}" for layout in LAYOUTS for tokens in CONFIGS),
     *(f"{verb} {layout}" for layout in LAYOUTS for verb in ("rows", "strided", "invariant", "experts", "many")),
-    *(f"{verb} {layout}" for layout in LAYOUTS for verb in ("graph", "streams", "repeated")),
+    *(f"{verb} {layout}" for layout in LAYOUTS for verb in ("graph", "streams", "repeated", "tuned")),
 )
-
-# As bench/products.py names them: model and product.
-TIMED = (
-    *(f"Llama-3.1-8B {name}" for name in ("gate", "gate+up", "down", "QKV", "o")),
-    *("Llama-3.1-70B gate", "Llama-3.1-70B down", "Qwen3-32B gate"),
-)
-TOKENS = (1, 16, 64, 128, 256, 1024)
-TIMES = tuple(f"{layout} {layer}" for layer in TIMED for layout in ("huffman", "nibble"))
 
 
 @lru_cache(maxsize=8)
-def _weight(n: int, k: int, seed: int = 0) -> Tensor:
+def plain_weight(n: int, k: int, seed: int = 0) -> Tensor:
     from .timing import weights_like_trained
 
     return weights_like_trained(n, k).roll(seed * 977)
 
 
 @lru_cache(maxsize=8)
-def _packed(layout: str, n: int, k: int, device: str, seed: int = 0) -> Tensor:
+def packed_weight(layout: str, n: int, k: int, device: str, seed: int = 0) -> Tensor:
     from unweight_ext.packed import info, pack_quietly
 
-    packed = pack_quietly(_weight(n, k, seed), layout)
+    packed = pack_quietly(plain_weight(n, k, seed), layout)
     if info(packed).layout != layout:
         raise RuntimeError(f"these weights became {info(packed).layout}, not {layout}")
     return packed.to(device)
 
 
-def _x(rows: int, columns: int, device: str, seed: int = 0) -> Tensor:
+def random_x(rows: int, columns: int, device: str, seed: int = 0) -> Tensor:
     import torch
 
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).bfloat16().to(device)
@@ -80,7 +71,7 @@ def _same(a: Tensor, b: Tensor, what: str) -> str:
     return "" if torch.equal(a, b) else f"{what}: {int((a != b).sum())} of {a.numel()} results differ"
 
 
-def _ops() -> object:
+def operators() -> object:
     import torch
 
     import unweight_ext.ops  # noqa: F401 (registers the operators)
@@ -93,15 +84,15 @@ def check_config(layout: str, device: str, tokens: str) -> str:
     if device != "cuda":
         raise NotRun("a CPU has no configurations")
     n, k = SHAPE
-    packed = _packed(layout, n, k, device)
+    packed = packed_weight(layout, n, k, device)
     import torch
 
     for rows in (max(1, int(tokens) - 3), int(tokens), 2 * int(tokens) + 1):
-        x = _x(rows, k, device)
+        x = random_x(rows, k, device)
         for dtype in (torch.bfloat16, torch.float32):
             for known in (LAYOUTS.index(layout), -1):
-                y = _ops()._linear_config(x, packed, layout=known, tokens=int(tokens), out_dtype=dtype)
-                if found := difference(y, x, _weight(n, k)):
+                y = operators()._linear_config(x, packed, layout=known, tokens=int(tokens), out_dtype=dtype)
+                if found := difference(y, x, plain_weight(n, k)):
                     return f"{rows} rows, {dtype}, layout={known}: {found}"
     return ""
 
@@ -109,9 +100,9 @@ def check_config(layout: str, device: str, tokens: str) -> str:
 def check_rows(layout: str, device: str) -> str:
     n, k = SHAPE
     for rows in ROWS:
-        x = _x(rows, k, device)
-        y = _ops().linear(x, _packed(layout, n, k, device), layout=LAYOUTS.index(layout))
-        if found := difference(y, x, _weight(n, k)):
+        x = random_x(rows, k, device)
+        y = operators().linear(x, packed_weight(layout, n, k, device), layout=LAYOUTS.index(layout))
+        if found := difference(y, x, plain_weight(n, k)):
             return f"{rows} rows: {found}"
     return ""
 
@@ -119,10 +110,10 @@ def check_rows(layout: str, device: str) -> str:
 def check_strided(layout: str, device: str) -> str:
     """Rows apart from each other, at odd places, and transposed: the same bits as when they are copied together."""
     n, k = SHAPE
-    packed, wide = _packed(layout, n, k, device), _x(20, k + 40, device)
+    packed, wide = packed_weight(layout, n, k, device), random_x(20, k + 40, device)
     for name, x in {"apart": wide[:, 8 : k + 8], "odd": wide[:, 3 : k + 3], "every second": wide[::2, :k]}.items():
-        y = _ops().linear(x, packed)
-        if found := _same(y, _ops().linear(x.contiguous(), packed), name) or difference(y, x, _weight(n, k)):
+        y = operators().linear(x, packed)
+        if found := _same(y, operators().linear(x.contiguous(), packed), name) or difference(y, x, plain_weight(n, k)):
             return found
     return ""
 
@@ -130,12 +121,12 @@ def check_strided(layout: str, device: str) -> str:
 def check_invariant(layout: str, device: str) -> str:
     """A row gives the same bits alone and among up to 64, whoever they are."""
     n, k = SHAPE
-    packed, x = _packed(layout, n, k, device), _x(64, k, device)
-    alone = _ops().linear(x[5:6], packed)
+    packed, x = packed_weight(layout, n, k, device), random_x(64, k, device)
+    alone = operators().linear(x[5:6], packed)
     for rows in (6, 8, 9, 16, 17, 32, 33, 64):
-        if found := _same(_ops().linear(x[:rows], packed)[5:6], alone, f"{rows} rows"):
+        if found := _same(operators().linear(x[:rows], packed)[5:6], alone, f"{rows} rows"):
             return found
-    return _same(_ops().linear(x.flip(0), packed)[58:59], alone, "other companions")
+    return _same(operators().linear(x.flip(0), packed)[58:59], alone, "other companions")
 
 
 def check_experts(layout: str, device: str) -> str:
@@ -145,10 +136,10 @@ def check_experts(layout: str, device: str) -> str:
     from unweight_ext.packed import pack_quietly
 
     experts, n, k, rows = 5, 200, 640, 70
-    weights = torch.stack([_weight(n, k, seed) for seed in range(experts)])
-    packed, x = pack_quietly(weights, layout, stacked=True).to(device), _x(rows, k, device)
+    weights = torch.stack([plain_weight(n, k, seed) for seed in range(experts)])
+    packed, x = pack_quietly(weights, layout, stacked=True).to(device), random_x(rows, k, device)
     ends = [7, 7, 40, 41, 65]
-    y = _ops().grouped_linear(x, packed, torch.tensor(ends, dtype=torch.int32, device=device))
+    y = operators().grouped_linear(x, packed, torch.tensor(ends, dtype=torch.int32, device=device))
     for begin, end, weight in zip([0, *ends], ends, weights, strict=False):
         if end > begin and (found := difference(y[begin:end], x[begin:end], weight)):
             return f"rows {begin}-{end}: {found}"
@@ -159,11 +150,11 @@ def check_many(layout: str, device: str) -> str:
     """Weights of other sizes and layouts in one call."""
     k = SHAPE[1]
     sizes, layouts = (1000, 130, 64), (layout, "raw", layout)
-    packed = [_packed(name, n, k, device) for n, name in zip(sizes, layouts, strict=True)]
-    x = _x(19, k, device)
-    results = _ops().linear_many(x, packed, [None] * 3, layouts=[LAYOUTS.index(name) for name in layouts])
+    packed = [packed_weight(name, n, k, device) for n, name in zip(sizes, layouts, strict=True)]
+    x = random_x(19, k, device)
+    results = operators().linear_many(x, packed, [None] * 3, layouts=[LAYOUTS.index(name) for name in layouts])
     for n, y in zip(sizes, results, strict=True):
-        if found := difference(y, x, _weight(n, k)):
+        if found := difference(y, x, plain_weight(n, k)):
             return f"{n} outputs: {found}"
     return ""
 
@@ -175,16 +166,16 @@ def check_graph(layout: str, device: str) -> str:
     if device != "cuda":
         raise NotRun("a CPU has no graphs")
     n, k = SHAPE
-    packed, x = _packed(layout, n, k, device), _x(16, k, device)
-    _ops().linear(x, packed)
+    packed, x = packed_weight(layout, n, k, device), random_x(16, k, device)
+    operators().linear(x, packed)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = _ops().linear(x, packed)
+        y = operators().linear(x, packed)
     for seed in range(1, 4):
-        x.copy_(_x(16, k, device, seed))
+        x.copy_(random_x(16, k, device, seed))
         graph.replay()
-        if found := _same(y, _ops().linear(x, packed), f"replay {seed}"):
+        if found := _same(y, operators().linear(x, packed), f"replay {seed}"):
             return found
     return ""
 
@@ -196,14 +187,14 @@ def check_streams(layout: str, device: str) -> str:
     if device != "cuda":
         raise NotRun("a CPU has no streams")
     n, k = SHAPE
-    packed, xs = _packed(layout, n, k, device), [_x(rows, k, device) for rows in (16, 300)]
-    expected = [_ops().linear(x, packed) for x in xs]
+    packed, xs = packed_weight(layout, n, k, device), [random_x(rows, k, device) for rows in (16, 300)]
+    expected = [operators().linear(x, packed) for x in xs]
     torch.cuda.synchronize()
     streams, results = [torch.cuda.Stream() for _ in xs], [[], []]
     for _ in range(50):
         for at, (stream, x) in enumerate(zip(streams, xs, strict=True)):
             with torch.cuda.stream(stream):
-                results[at].append(_ops().linear(x, packed))
+                results[at].append(operators().linear(x, packed))
     torch.cuda.synchronize()
     found = (_same(y, want, "two streams") for want, ys in zip(expected, results, strict=True) for y in ys)
     return next(filter(None, found), "")
@@ -212,13 +203,38 @@ def check_streams(layout: str, device: str) -> str:
 def check_repeated(layout: str, device: str) -> str:
     """The same bits each time: nothing depends on who was faster. Launches follow each other at once."""
     n, k = SHAPE
-    packed = _packed(layout, n, k, device)
+    packed = packed_weight(layout, n, k, device)
     for rows in (1, 64, 256):
-        x = _x(rows, k, device)
-        results = [_ops().linear(x, packed) for _ in range(30 if device == "cuda" else 2)]
+        x = random_x(rows, k, device)
+        results = [operators().linear(x, packed) for _ in range(30 if device == "cuda" else 2)]
         if found := next(filter(None, (_same(y, results[0], f"{rows} rows") for y in results)), ""):
             return found
     return ""
+
+
+def check_tuned(layout: str, device: str) -> str:
+    """What `unweight tune` measures is a table that operators follow, and that changes no result up to 64 rows."""
+    import torch
+
+    from unweight_ext.tuning.measure import Case, measure
+    from unweight_ext.tuning.table import Table, apply, forget_tuned
+
+    if device != "cuda":
+        raise NotRun("a CPU has nothing to tune")
+    n, k = SHAPE
+    packed, x, gpu = packed_weight(layout, n, k, device), random_x(16, k, device), torch.cuda.get_device_name()
+    before = operators().linear(x, packed, layout=LAYOUTS.index(layout))
+    cases = [Case(layout, n, k, tokens) for tokens in (16, 512)]
+    entries = measure(cases, torch.device("cuda"), lambda case, entry: print(case, entry))
+    apply(Table(gpu, tuple(entries)))
+    try:
+        found = _same(operators().linear(x, packed, layout=LAYOUTS.index(layout)), before, "with a table")
+        rows = random_x(500, k, device)
+        return found or difference(
+            operators().linear(rows, packed, layout=LAYOUTS.index(layout)), rows, plain_weight(n, k)
+        )
+    finally:
+        forget_tuned(gpu)
 
 
 def run_check(unit: str, device: str) -> dict:
@@ -231,58 +247,4 @@ def run_check(unit: str, device: str) -> dict:
     return {"cases": 1}
 
 
-def layer_of(unit: str) -> object:
-    """The Layer of bench/products.py that a unit of the timing step names."""
-    from bench.products import LAYERS
-
-    _, model, name = unit.split(" ")
-    return next(layer for layer in LAYERS if (layer.model, layer.name) == (model, name))
-
-
-def run_times(unit: str, device: str) -> dict:
-    """Microseconds of the product and of cuBLAS's with plain weights, by number of rows; cold L2, in a CUDA graph."""
-    sys.path[:0] = [str(ROOT)]
-    shapes = layer_of(unit).shapes
-    return times_of(unit.split(" ")[0], shapes, TOKENS, device)
-
-
-def times_of(layout: str, shapes: tuple[tuple[int, int], ...], tokens: tuple[int, ...], device: str) -> dict:
-    import torch
-    from torch.nn import functional
-
-    from unweight_ext.ops import LAYOUTS as NUMBERS
-
-    numbers = [NUMBERS.index(layout)] * len(shapes)
-    packed = [_packed(layout, n, k, device, seed) for seed, (n, k) in enumerate(shapes)]
-    plain = [_weight(n, k, seed).to(device) for seed, (n, k) in enumerate(shapes)]
-    sets = {}
-    for name, weights in (("packed", packed), ("plain", plain)):
-        count = copies_for(sum(w.nbytes for w in weights), l2_bytes(device))
-        sets[name] = [weights, *([w.clone() for w in weights] for _ in range(count - 1))]
-    times = {}
-    for m in tokens:
-        x = _x(m, shapes[0][1], device)
-
-        def ours(weights: list[Tensor], x: Tensor = x) -> list[Tensor]:
-            return _ops().linear_many(x, weights, [None] * len(weights), layouts=numbers)
-
-        def cublas(weights: list[Tensor], x: Tensor = x) -> list[Tensor]:
-            return [functional.linear(x, weight) for weight in weights]
-
-        spent = {"microseconds": _time(ours, sets["packed"], device), "cublas": _time(cublas, sets["plain"], device)}
-        times[str(m)] = spent
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    return {"weights": sum(n * k for n, k in shapes), "packed_bytes": sum(w.nbytes for w in packed), "times": times}
-
-
-def _time(product: Callable[[list[Tensor]], object], sets: list[list[Tensor]], device: str) -> float:
-    if device != "cuda":
-        return measure(lambda turn: product(sets[turn % len(sets)]), device, runs=3, warm_up=1).median
-    from unweight_ext.tuning.measure import replayed
-
-    return replayed(lambda: [product(weights) for weights in sets], len(sets))
-
-
 STEP = Step("products", "products against sums in FP64, in all ways of calling", CHECKS, run_check, 90, 30, ("build",))
-TIMES_STEP = Step("product times", "products with a cold L2, and cuBLAS's", TIMES, run_times, 100, 40, ("build",))
