@@ -55,6 +55,9 @@ class Counters:
         self.regions_written: Counter[str] = Counter()
         self.bulk_loaded = 0  # bytes, global to shared
         self.bulk_stored = 0
+        # (tensor, offset, bytes) of bulk copies from global memory, and of what was asked into the L2.
+        self.bulk_sources: set[tuple[str, int, int]] = set()
+        self.prefetched: set[tuple[str, int, int]] = set()
 
     def add_instructions(self, kernel: str, instructions: list[Instruction], warps: list[int], threads: list[int]):
         for instruction, warp_count, thread_count in zip(instructions, warps, threads, strict=True):
@@ -119,13 +122,14 @@ class Counters:
                 self._patterns[key] = counts
         return counts
 
-    def bulk(self, region, size: int, write: bool) -> None:
-        """A bulk copy between global memory (`region`) and shared memory; write: to global memory."""
+    def bulk(self, region, address: int, size: int, write: bool) -> None:
+        """A bulk copy between global memory (`address` in `region`) and shared memory; write: to global memory."""
         if write:
             self.bulk_stored += size
             self.regions_written[region.name] += size
         else:
             self.bulk_loaded += size
+            self.bulk_sources.add((region.name, address - region.base, size))
             self.regions_read[region.name] += size
 
 

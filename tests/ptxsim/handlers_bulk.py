@@ -97,7 +97,7 @@ def _load(warp, lane: int, destination: int, source: int, size: int, barrier_add
         region = _global_region(warp, side.access, source, size, "reads")
         data = region.async_read(side.access, source, size) if region else None
         if data is not None:
-            warp.machine.counters.bulk(region, size, False)
+            warp.machine.counters.bulk(region, source, size, False)
             _overwritten_barriers(warp, side.access, destination, size)
             warp.cta.shared.async_write(side.access, destination, data)
         if found is not None:
@@ -166,7 +166,7 @@ def _store(warp, lane: int, destination: int, source: int, size: int) -> None:
         store.written = True
         region = _global_region(warp, store.writer.access, destination, size, "writes")
         if region is not None and data[0] is not None:
-            warp.machine.counters.bulk(region, size, True)
+            warp.machine.counters.bulk(region, destination, size, True)
             region.async_write(store.writer.access, destination, data[0])
 
     text = f"a bulk copy of {size} bytes from {warp.cta.shared.describe(source)}"
@@ -234,6 +234,8 @@ def compile_prefetch(instruction: Instruction):
             region = warp.machine.memory.find(address)
             if region is None or address + count > region.base + region.size:
                 warp.report(Kind.OUT_OF_BOUNDS, f"prefetches {count} bytes at {address:#x}", [lane])
+            else:
+                warp.machine.counters.prefetched.add((region.name, address - region.base, count))
         return DONE
 
     return step

@@ -50,8 +50,8 @@ class Assumptions:
     store: float = 0.3
     # Of one wgmma, clocks of the SM's tensor cores, however few tokens it has: its A operand comes from registers.
     least_wgmma_clocks: float = 32.0
-    # Whether the kernels ask the memory for their first stages before the kernel before them has ended. They don't yet.
-    prefetches: bool = False
+    # Whether the kernels ask the memory for their first stages before the kernel before them has ended.
+    prefetches: bool = True
     # cuBLAS's share of the memory's rate at few tokens, the yardstick of the bars. At many it takes the tensor's rate.
     cublas_share_of_hbm: float = 0.88
     # Of cuBLAS's rate, at 128 tokens and more: what the design asks of these kernels, until it is measured.

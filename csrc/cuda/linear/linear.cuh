@@ -5,6 +5,7 @@
 #include "../matrix.cuh"
 #include "copy.cuh"
 #include "multiply.cuh"
+#include "prefetch.cuh"
 #include "store.cuh"
 
 namespace unweight::cuda {
@@ -158,6 +159,7 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   // The same in all lanes, and the compiler knows it.
   const uint32_t warp = __shfl_sync(kAllLanes, threadIdx.x / kLanes, 0);
   if (threadIdx.x == 0) Ring<I>(shared).make_barriers();
+  if (warp == I::kConsumers / kLanes) prefetch_first_stages<I>(a);
   ptx::wait_for_launches();
   if (warp == 0) Ring<I>(shared).work().template make<kTokens>(a);
   __syncthreads();

@@ -101,6 +101,14 @@ static __device__ __forceinline__ uint32_t segment_of(const PackedArgument& pack
   return ptx::uniform(stages - 1 < kLongestSegment ? stages : kLongestSegment);
 }
 
+// Stages of one tile of a weight.
+struct Costs {
+  const LinearArgument& a;
+  __device__ __forceinline__ uint32_t operator()(uint32_t weight) const {
+    return a.weights[weight].packed.blocks * a.weights[weight].packed.stages_per_block;
+  }
+};
+
 // What every warp of the CTA walks along. It lies in shared memory, since registers are scarce where sums are: in order
 // first_job, first_stage, end_job, end_stage, tiles.
 struct SharedWork {
@@ -109,9 +117,8 @@ struct SharedWork {
   // By one warp, before all meet.
   template <int kTokens>
   __device__ __forceinline__ void make(const LinearArgument& a) const {
-    const auto costs = [&a](uint32_t w) { return a.weights[w].packed.blocks * a.weights[w].packed.stages_per_block; };
     const uint32_t tiles = count_tiles<kTokens>(a);
-    const WorkShare share = share_of(blockIdx.x, gridDim.x, costs, a.weight_count, tiles);
+    const WorkShare share = share_of(blockIdx.x, gridDim.x, Costs{a}, a.weight_count, tiles);
     const uint32_t words[kShareWords] = {share.first_job, share.first_stage, share.end_job, share.end_stage, tiles};
     if (threadIdx.x % kLanes == 0)
       for (uint32_t i = 0; i < kShareWords; i++) ptx::store_shared(address + 4 * i, words[i]);
