@@ -22,7 +22,8 @@ Chain = tuple[int, int]  # segments [begin, end) of a block
 
 def to_float(bits: np.ndarray) -> np.ndarray:
     """BF16 bits (uint16) as float64."""
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # NaNs that signal
+        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
