@@ -16,7 +16,7 @@ def test_header_fields_are_where_the_table_says():
     packed = reference.pack(bits, "nibble", (65, 3, 43)).tobytes()
     header = reference.parse_header(np.frombuffer(packed, np.uint8))
     assert packed[:8] == b"UNWEIGHT"
-    assert struct.unpack_from("<H6B", packed, 8) == (0, 2, 1, 0, header.base, 3, 16)
+    assert struct.unpack_from("<H6B", packed, 8) == (1, 2, 1, 0, header.base, 3, 16)
     assert struct.unpack_from("<QQQ", packed, 24) == (65, 129, header.used_bytes)
     # 2 blocks × 2 stages: 5 index entries from 128, 2 checksums from 160, data from 256.
     assert struct.unpack_from("<QQQ", packed, 48) == (128, 160, 256)

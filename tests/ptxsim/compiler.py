@@ -69,7 +69,7 @@ def load_module(
     """The parsed PTX of a .cu file."""
     path = compile_ptx(source, flags, headers, architecture)
     if path not in _modules:
-        _modules[path] = parse_ptx(path.read_text())
+        _modules[path] = parse_ptx(path.read_text(), when_asked=True)
     return _modules[path]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from . import program
 from .lexer import Locations, ParseError, Statements, decimal, number, split, top_level
@@ -38,8 +40,29 @@ _VARIABLE = re.compile(
 )
 
 
-def parse_ptx(text: str) -> Module:
-    """All kernels of a module as nvcc emits it. Raises ParseError."""
+class _KernelsWhenAsked(Mapping[str, Kernel]):
+    """Parsed one by one: kernels have thousands of instructions, and few tests need all of a file."""
+
+    def __init__(self, parsers: dict[str, Callable[[], Kernel]]):
+        self._parsers, self._parsed = parsers, {}
+
+    def __getitem__(self, name: str) -> Kernel:
+        if name not in self._parsed:
+            self._parsed[name] = self._parsers[name]()
+        return self._parsed[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parsers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parsers)
+
+    def __len__(self) -> int:
+        return len(self._parsers)
+
+
+def parse_ptx(text: str, when_asked: bool = False) -> Module:
+    """All kernels of a module as nvcc emits it, each when it is asked for if so wanted. Raises ParseError."""
     files = {int(number): name for number, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', text, re.M)}
     text = re.sub(r'^\s*\.file\s+\d+\s+"[^"]+".*$', "", text, flags=re.M)
     text = re.sub(r"^\s*\.section\b.*?\{.*?\}", "", text, flags=re.M | re.S)
@@ -57,9 +80,16 @@ def parse_ptx(text: str) -> Module:
             module.functions.add(match.group(1))
         else:
             raise ParseError(f"unknown top-level PTX: {head[:80]!r}")
-    for name, head, body in bodies:
-        module.kernels[name] = _KernelParser(module, name, head, files).parse(body)
+    module.kernels = _KernelsWhenAsked(
+        {name: partial(_parse_kernel, module, name, head, files, body) for name, head, body in bodies}
+    )
+    if not when_asked:
+        module.kernels = dict(module.kernels)
     return module
+
+
+def _parse_kernel(module: Module, name: str, head: str, files: dict[int, str], body: str) -> Kernel:
+    return _KernelParser(module, name, head, files).parse(body)
 
 
 def _declare(module: Module, head: str) -> None:

@@ -6,6 +6,7 @@ and special registers are all slots, so executing needs no look-up by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # Bytes of a value of each PTX type.
@@ -159,7 +160,7 @@ class Kernel:
 
 @dataclass(eq=False)
 class Module:
-    kernels: dict[str, Kernel] = field(default_factory=dict)
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)  # global and const
     dynamic_shared: dict[str, int] = field(default_factory=dict)  # extern shared arrays and their alignment
     functions: set[str] = field(default_factory=set)  # names of device functions that have a body
