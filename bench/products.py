@@ -205,9 +205,8 @@ def summary(found: list[Row]) -> str:
     early, late = replace(ASSUMED, prefetches=True), replace(ASSUMED, prefetches=False)
     lines = {
         "as the kernels are": holding(ASSUMED),
-        "asking for the first stages before the kernel before has ended": holding(early),
-        "without a second kernel for the sum of pieces": holding(late, PIECES),
-        "both": holding(early, PIECES),
+        "without asking for the first stages before the kernel before has ended": holding(late),
+        "without the sum of pieces": holding(early, PIECES),
     }
     return f"Of {len(judged)} predictions, within their bars: {', '.join(f'{n} {how}' for how, n in lines.items())}."
 

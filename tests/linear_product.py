@@ -120,9 +120,10 @@ class Product:
     def expected(self) -> list[np.ndarray]:
         """The stepped reference of the same call, summed as its CTAs share the work."""
         weights = [[stepped.read_weights(w.matrix(m)) for m in range(w.matrices)] for w in self.weights]
-        ctas = native.linear_ctas(self.call, self.config, self.multiprocessors)
+        cut = native.cut_linear(self.call, self.config, self.multiprocessors)
         ranges, tile = self.ranges(), self.config.tokens
-        chains = stepped.cut_chains(weights, ranges, tile, self.config.warpgroups, ctas)
+        chunks = None if len(self.x) <= native.invariant_tokens else cut.chunks
+        chains = stepped.cut_chains(weights, ranges, tile, self.config.warpgroups, self.multiprocessors, chunks)
         result = []
         for number, weight in enumerate(self.weights):
             y = np.zeros((len(self.x), weight.rows), np.float32 if self.float_output else np.uint16)

@@ -6,6 +6,7 @@ takes a k-step of 16 columns at a time; chains are added in FP32, in order, then
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,44 +97,60 @@ def finish(sums: np.ndarray, bias: np.ndarray | None, float_output: bool) -> np.
     return sums if float_output else to_bfloat16(sums)
 
 
-def share_work(costs: Sequence[int], ctas: int) -> list[int]:
-    """The CTA of each unit of work: CTA c gets those between the borders nearest to c/ctas and (c + 1)/ctas of all.
+def share_work(costs: Sequence[int], chunks: int) -> list[int]:
+    """The chunk of each unit of work: chunk c has those between the borders nearest to c/chunks and (c + 1)/chunks.
 
     Those fractions are cut to whole stages, and of two borders that are equally near it is the later one.
     """
     sums = np.concatenate([[0], np.cumsum(costs, dtype=np.int64)])
-    places = [c * int(sums[-1]) // ctas for c in range(1, ctas)]
+    places = [c * int(sums[-1]) // chunks for c in range(1, chunks)]
     borders = [len(costs) - int(np.argmin(abs(sums[::-1] - place))) for place in places]
     return np.searchsorted(borders, np.arange(len(costs)), side="right").tolist()
 
 
+def chunks_of_tile(cost: int, segment_stages: int, multiprocessors: int) -> int:
+    """Of so many stages: as many as are left when each has as many whole segments as the largest needs."""
+    segments = math.ceil(cost / (segment_stages * multiprocessors))
+    return math.ceil(cost / (segment_stages * segments))
+
+
 def cut_chains(
-    weights: Sequence[Sequence[Weights]], ranges: Sequence[tuple[int, int]], tokens: int, warpgroups: int, ctas: int
+    weights: Sequence[Sequence[Weights]],
+    ranges: Sequence[tuple[int, int]],
+    tokens: int,
+    warpgroups: int,
+    multiprocessors: int,
+    chunks: int | None = None,
 ) -> dict[tuple[int, int, int, int], list[Chain]]:
     """The chains of each (weight, matrix, first token, block), in order.
 
     Units of work are a block's segments, in the order weight, matrix, tile of `tokens` rows, group of `warpgroups`
-    blocks, segment, block, and cost their stages. ranges: the rows of x of each matrix.
+    blocks, segment, block, and cost their stages. ranges: the rows of x of each matrix. All units together are cut to
+    `chunks`; without it those of each tile are cut by themselves, for a GPU of so many multiprocessors.
     """
-    units, costs = [], []
+    sheets: dict[tuple[int, int] | None, list[tuple[tuple[int, int, int, int], int, int]]] = defaultdict(list)
     for number, stack in enumerate(weights):
         for matrix, ((begin, end), w) in enumerate(zip(ranges, stack, strict=True)):
             stages, per_segment = -(-w.values.shape[1] // STAGE_COLUMNS), w.segment_columns // STAGE_COLUMNS
             for first in range(begin, end, tokens):
+                sheet = sheets[None if chunks else (matrix, first)]
                 for group in range(0, w.blocks, warpgroups):
                     for segment in range(w.segments):
                         for block in range(group, min(group + warpgroups, w.blocks)):
-                            units.append((number, matrix, first, block, segment))
-                            costs.append(min(per_segment, stages - segment * per_segment))
+                            cost = min(per_segment, stages - segment * per_segment)
+                            sheet.append(((number, matrix, first, block), segment, cost))
+    least = min(w.segment_columns // STAGE_COLUMNS for stack in weights for w in stack)
     chains: dict[tuple[int, int, int, int], list[Chain]] = defaultdict(list)
-    owners: dict[tuple[int, int, int, int], int] = {}
-    for (*place, segment), cta in zip(units, share_work(costs, ctas), strict=True):
-        block = tuple(place)
-        if owners.get(block) == cta:
-            chains[block][-1] = (chains[block][-1][0], segment + 1)
-        else:
-            chains[block].append((segment, segment + 1))
-            owners[block] = cta
+    for sheet in sheets.values():
+        costs = [cost for _, _, cost in sheet]
+        owners: dict[tuple[int, int, int, int], int] = {}
+        count = chunks or chunks_of_tile(sum(costs), least, multiprocessors)
+        for (block, segment, _), chunk in zip(sheet, share_work(costs, count), strict=True):
+            if owners.get(block) == chunk:
+                chains[block][-1] = (chains[block][-1][0], segment + 1)
+            else:
+                chains[block].append((segment, segment + 1))
+                owners[block] = chunk
     return chains
 
 

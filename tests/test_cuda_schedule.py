@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import linear_reference as stepped
 from hypothesis import given
 from hypothesis import strategies as st
 from native_module import native
@@ -37,7 +40,7 @@ def test_every_unit_is_done_once_in_order_and_in_equal_parts(work) -> None:
     for cta in parts:
         cost = sum(shapes[p.weight].stages_of(u // p.width) for p in cta for u in range(*p.units))
         assert cost <= average + longest
-        # Only the first and the last group of a CTA's part may be cut: there is room for two records.
+        # Only the first and the last group of a chunk may be cut: there is room for two pieces.
         for part in cta[1:-1]:
             assert part.units == (0, part.width * shapes[part.weight].segments())
 
@@ -64,3 +67,24 @@ def test_pieces_of_a_block_join(work) -> None:
                     assert done[key] == begin and first <= begin < stop <= end
                     done[key] = stop
     assert all(done[w, tile, b] == shapes[w].segments() for w, tile, b in done)
+
+
+@given(st.integers(1, 200), st.integers(1, 64), st.data())
+def test_every_chunk_of_every_sheet_is_one_cta_s_in_order(ctas: int, sheets: int, data) -> None:
+    chunks = data.draw(st.integers(1, ctas))
+    counts = [0] * ctas
+    for sheet in range(sheets):
+        found = [(cta, native.chunk_of(cta, ctas, sheet, chunks)) for cta in range(ctas)]
+        done = [(cta, chunk) for cta, chunk in found if chunk is not None]
+        assert [chunk for _, chunk in done] == list(range(chunks)), "who waits, waits for CTAs before it"
+        for cta, _ in done:
+            counts[cta] += 1
+    assert max(counts) - min(counts) <= 1
+
+
+@given(st.integers(1, 100_000), st.integers(8, 32), st.integers(1, 200))
+def test_chunks_of_a_tile(cost: int, segment: int, multiprocessors: int) -> None:
+    chunks = native.tile_chunks(cost, segment, multiprocessors)
+    assert 1 <= chunks <= multiprocessors and chunks == stepped.chunks_of_tile(cost, segment, multiprocessors)
+    most, least = math.ceil(cost / chunks), math.ceil(cost / multiprocessors)
+    assert math.ceil(most / segment) == math.ceil(least / segment), "no chunk has more segments for that"

@@ -87,7 +87,18 @@ def test_work_is_shared_at_the_nearest_borders() -> None:
 
 def test_chains_are_what_a_cta_has_of_a_block() -> None:
     weights = stepped.Weights(np.zeros((130, 5 * 128)), 0, 2 * 128)  # three blocks, segments of 2, 2 and 1 stages
-    chains = stepped.cut_chains([[weights]], [(0, 9)], tokens=8, warpgroups=2, ctas=4)
+    chains = stepped.cut_chains([[weights]], [(0, 9)], 8, 2, multiprocessors=9, chunks=4)
     # Of 30 stages, in this order: blocks 0 and 1 (20 of both tiles) and block 2 (10); borders at 8, 15 and 22 or 23.
     assert chains[0, 0, 0, 0] == [(0, 2), (2, 3)] and chains[0, 0, 0, 2] == [(0, 3)]
     assert {first for _, _, first, _ in chains} == {0, 8} and len(chains) == 6
+
+
+def test_tiles_are_cut_by_themselves() -> None:
+    weights = stepped.Weights(np.zeros((130, 5 * 128)), 0, 2 * 128)  # 15 stages
+    assert [stepped.chunks_of_tile(15, 2, gpu) for gpu in (1, 2, 4, 5, 8, 100)] == [1, 2, 4, 4, 8, 8]
+    alone = stepped.cut_chains([[weights]], [(0, 1)], 8, 2, multiprocessors=4)
+    several = stepped.cut_chains([[weights] * 3], [(0, 1), (1, 1), (1, 20)], 8, 2, multiprocessors=4)
+    assert len(several) == 3 * 4 and len(alone) == 3
+    for (_, _, _, block), chains in several.items():
+        assert chains == alone[0, 0, 0, block]
+    assert any(len(chains) > 1 for chains in alone.values())

@@ -68,7 +68,7 @@ def test_every_overhead_costs() -> None:
     base = predict(product, "huffman", config, gpu, chained=False).microseconds
     for change in (
         {"launch": 2.0},
-        {"dependent_launch": 1.0},
+        {"l2_latency": 1.0},
         {"hbm_latency": 1.0},
         {"l2_bytes": 10.0},
         {"store": 1.0},

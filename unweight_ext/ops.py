@@ -199,10 +199,10 @@ def supported_configs(layout: int = -1) -> list[int]:
 def batch_invariant(enabled: bool | None = None) -> bool:
     """Makes every row's result on a GPU independent of the other rows and of their number; says what it was before.
 
-    Up to 64 rows results always are, and on a CPU for any number. This cuts more rows into runs of 64, which read the
-    weight again: slow for many rows. It holds for the whole process, in compiled code as well, but not for CUDA graphs
-    that exist already. `exact`, float32 and archives are as invariant as F.linear; grouped_linear refuses. Without
-    `enabled` it only asks.
+    Up to 64 rows, of all experts together, results always are, and on a CPU for any number. This cuts more rows into
+    runs of 64, which read the weight again: slow for many rows; grouped_linear refuses more. It holds for the whole
+    process, in compiled code as well, but not for CUDA graphs that exist already. `exact`, float32 and archives are as
+    invariant as F.linear. Without `enabled` it only asks.
     """
     if enabled is not None and not isinstance(enabled, bool):
         raise TypeError(f"enabled: {type(enabled).__name__}, expected a bool or None")

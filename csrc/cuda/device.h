@@ -38,6 +38,8 @@ class Device {
   virtual int multiprocessors() const = 0;
   // Scratch of at least 256-byte alignment and unknown content. Lives as long as the Device; `name` is for reports.
   virtual DeviceAddress allocate(size_t bytes, const char* name) = 0;
+  // The same, for who reads it before writing it. (The tests' devices keep an eye on other scratch.)
+  virtual DeviceAddress allocate_any(size_t bytes, const char* name) { return allocate(bytes, name); }
   virtual void clear(DeviceAddress where, size_t bytes) = 0;                  // to zero
   virtual void upload(DeviceAddress to, const void* from, size_t bytes) = 0;  // `from` is the caller's again
   virtual void download(void* to, DeviceAddress from, size_t bytes) = 0;      // waits for everything before it

@@ -10,10 +10,11 @@ UNWEIGHT_PTX uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// No instruction: keeps the compiler from making an address anew in each round of a loop.
-UNWEIGHT_PTX uint32_t pinned(uint32_t address) {
-  asm volatile("" : "+r"(address));
-  return address;
+// No instruction: keeps the compiler from making a value anew in each round of a loop, and what follows from it where
+// it isn't needed yet.
+UNWEIGHT_PTX uint32_t pinned(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 // The same value, which ptxas can't make anew. All lanes call it.
@@ -154,6 +155,21 @@ UNWEIGHT_PTX uint4 load_once(const void* address) {
                : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                : "l"(__cvta_generic_to_global(address)));
   return words;
+}
+
+// All that this thread wrote, or knows to be written, is there for who acquires the value.
+UNWEIGHT_PTX void store_release(uint64_t* to, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "l"(value) : "memory");
+}
+
+UNWEIGHT_PTX void store_relaxed(uint64_t* to, uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "l"(value) : "memory");
+}
+
+UNWEIGHT_PTX uint64_t load_acquire(const uint64_t* from) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(from)) : "memory");
+  return value;
 }
 
 // From here on the launch behind this one may start.

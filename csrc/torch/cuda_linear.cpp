@@ -230,10 +230,9 @@ Tensor grouped_linear_cuda(const Tensor& x, const Tensor& packed_w, const Tensor
   if (x.scalar_type() != ScalarType::BFloat16)
     fail("x: dtype ", dtype_name(x.scalar_type()), ", expected torch.bfloat16 on a GPU", instead);
   if (!w.tiled()) fail("layout: archive, expected raw, huffman or nibble (see transcode)", instead);
-  if (batch_invariant())
-    fail(
-        "grouped_linear: not under batch_invariant(True), since which experts are hit decides how sums are cut: call "
-        "linear for each expert");
+  if (batch_invariant() && x.size(0) > cuda::kInvariantTokens)
+    fail("x: ", x.size(0), " rows, under batch_invariant(True) grouped_linear takes up to ", cuda::kInvariantTokens,
+         ": call linear for each expert");
   if (x.size(0) == 0 || offs.numel() == 0) {
     const std::vector<int64_t> sizes{x.size(0), w.out_features()};
     return torch::stable::new_zeros(x, sizes, out);

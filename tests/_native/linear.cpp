@@ -34,7 +34,13 @@ void bind_linear(pybind11::module_& m) {
     PythonDevice device(std::move(object));
     cuda::linear(device, call, config);
   });
-  m.def("linear_ctas", &cuda::linear_ctas);
+  py::class_<cuda::LinearCut>(m, "LinearCut")
+      .def_readonly("ctas", &cuda::LinearCut::ctas)
+      .def_readonly("chunks", &cuda::LinearCut::chunks)
+      .def_readonly("tile_sheets", &cuda::LinearCut::tile_sheets);
+  m.def("cut_linear", &cuda::cut_linear);
+  m.def("partial_bytes", &cuda::partial_bytes);
+  m.def("flag_bytes", &cuda::flag_bytes);
   m.def("plan_linear", &cuda::plan_linear);
 }
 

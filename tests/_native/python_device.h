@@ -7,9 +7,9 @@
 
 namespace unweight {
 
-// The object's methods: multiprocessors() -> int; allocate(nbytes, name) -> address; clear(address, nbytes);
-// upload(address, bytes); download(address, nbytes) -> bytes; launch(kernel, grid, block, shared_bytes,
-// argument, programmatic).
+// The object's methods: multiprocessors() -> int; allocate(nbytes, name) and allocate_any(nbytes, name) -> address;
+// clear(address, nbytes); upload(address, bytes); download(address, nbytes) -> bytes; launch(kernel, grid, block,
+// shared_bytes, argument, programmatic).
 class PythonDevice final : public Device {
  public:
   explicit PythonDevice(pybind11::object object) : object_(std::move(object)) {}
@@ -18,6 +18,10 @@ class PythonDevice final : public Device {
 
   DeviceAddress allocate(size_t bytes, const char* name) override {
     return object_.attr("allocate")(bytes, name).cast<DeviceAddress>();
+  }
+
+  DeviceAddress allocate_any(size_t bytes, const char* name) override {
+    return object_.attr("allocate_any")(bytes, name).cast<DeviceAddress>();
   }
 
   void clear(DeviceAddress where, size_t bytes) override { object_.attr("clear")(where, bytes); }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "module.h"
@@ -17,10 +18,11 @@ struct Part {
   cuda::GroupWork work;
 };
 
-std::vector<Part> parts_of(uint32_t cta, uint32_t ctas, const std::vector<cuda::WorkShape>& shapes, uint32_t tiles) {
+std::vector<Part> parts_of(uint32_t chunk, uint32_t chunks, const std::vector<cuda::WorkShape>& shapes,
+                           uint32_t tiles) {
   std::vector<Part> parts;
   const auto costs = [&shapes](uint32_t w) { return shapes[w].cost(); };
-  const cuda::WorkShare share = cuda::share_of(cta, ctas, costs, static_cast<uint32_t>(shapes.size()), tiles);
+  const cuda::WorkShare share = cuda::share_of(chunk, chunks, costs, static_cast<uint32_t>(shapes.size()), tiles);
   for (uint32_t job = share.first_job; job < share.jobs_end(); job++) {
     const cuda::WorkShape& shape = shapes[job / tiles];
     const uint32_t end = share.units_end(job, shape);
@@ -54,6 +56,12 @@ void bind_schedule(pybind11::module_& m) {
       .def("segments",
            [](const Part& p, uint32_t block) { return py::make_tuple(p.work.begin_of(block), p.work.end_of(block)); });
   m.def("linear_parts", &parts_of);
+  m.def("tile_chunks", &cuda::tile_chunks);
+  m.def("chunk_of", [](uint32_t cta, uint32_t ctas, uint32_t sheet, uint32_t chunks) -> std::optional<uint32_t> {
+    const uint32_t chunk = cuda::chunk_of(cta, ctas, sheet, chunks);
+    if (chunk == cuda::kNoChunk) return std::nullopt;
+    return chunk;
+  });
 }
 
 }  // namespace unweight

@@ -1,5 +1,9 @@
 // In place of csrc/torch/cuda_device.cpp and cuda_place.cpp: a GPU whose memory and kernels are Python's
 // (tests/simulated_gpu.py), for tensors on the CPU. So the operators for CUDA tensors run where there is no GPU.
+#include <algorithm>
+#include <random>
+#include <vector>
+
 #include "../../csrc/cuda/support.h"
 #include "../../csrc/format/error.h"
 #include "../../csrc/torch/cuda_arguments.h"
@@ -54,6 +58,13 @@ class SimulatedDevice final : public TorchDevice {
   bool captures() const override { return python.captures(); }
   int multiprocessors() const override { return python.multiprocessors(); }
   DeviceAddress allocate(size_t bytes, const char* name) override { return checked(python.allocate(bytes, name)); }
+  DeviceAddress allocate_any(size_t bytes, const char* name) override {
+    const DeviceAddress address = allocate(bytes, name);
+    std::vector<uint32_t> noise(bytes / 4 + 1);
+    std::generate(noise.begin(), noise.end(), std::mt19937(static_cast<uint32_t>(bytes)));
+    upload(address, noise.data(), bytes);
+    return address;
+  }
   void clear(DeviceAddress where, size_t bytes) override {
     python.clear(where, bytes);
     check();

@@ -24,7 +24,28 @@ AMPERE = ("tests/test_cuda_ampere.py",)
 VERIFY = ("tests/test_cuda_verify.py",)
 TRANSCODE = ("tests/test_cuda_transcode.py",)
 
+GATHER = ("tests/test_cuda_linear_gather.py", "-k", "many_chunks and 8 or repeated")
+
 MUTATIONS = (
+    # Pieces of blocks of the fused product.
+    Mutation(
+        "a piece is published before all lanes have stored it",
+        "linear/gather.cuh",
+        "    __syncwarp();  // all lanes' sums\n",
+        "",
+        GATHER,
+    ),
+    Mutation("a flag that orders nothing", "ptx.cuh", "st.release.gpu.global.u64", "st.relaxed.gpu.global.u64", GATHER),
+    Mutation(
+        "a flag is seen, and not what it stands for",
+        "ptx.cuh",
+        "ld.acquire.gpu.global.u64",
+        "ld.relaxed.gpu.global.u64",
+        GATHER,
+    ),
+    Mutation("a flag isn't taken back", "linear/gather.cuh", "      ptx::store_relaxed(flag, 0);\n", "", GATHER),
+    Mutation("nobody waits for a piece", "linear/gather.cuh", "      piece.wait();\n", "", GATHER),
+    Mutation("the first piece is left out", "linear/gather.cuh", "piece.add_to(sums, false)", "(void)sums", GATHER),
     # Barriers and fences.
     Mutation("no fence after mbarrier.init", "unpack_tiled.cu", "    ptx::fence_mbarrier_init();\n", "", UNPACK),
     Mutation("no barrier after the start", "unpack_tiled.cu", "  __syncthreads();\n", "", UNPACK),

@@ -41,6 +41,7 @@ class SimulatedDevice:
             multiprocessors, seed, step_budget, shared_per_cta=SHARED_PER_CTA if hopper else LEAST_SHARED_PER_CTA
         )
         self._csrc = csrc
+        self._noise = np.random.default_rng(seed)
         self.launched: list[str] = []  # names of kernels, in order
 
     # What device.h asks for.
@@ -50,6 +51,10 @@ class SimulatedDevice:
 
     def allocate(self, nbytes: int, name: str) -> int:
         return self.machine.allocate(int(nbytes), name).base
+
+    def allocate_any(self, nbytes: int, name: str) -> int:
+        """Memory that may be read at once: any bytes are there."""
+        return self.machine.allocate(self._noise.integers(0, 256, int(nbytes), np.uint8), name).base
 
     def clear(self, address: int, nbytes: int) -> None:
         self.upload(address, bytes(nbytes))

@@ -17,7 +17,7 @@ from .schedule import BLOCK_ROWS, STAGE_COLUMNS, Matrix, Share, shares_of
 
 STAGE_WEIGHTS = BLOCK_ROWS * STAGE_COLUMNS
 WAVEFRONT_BYTES = 128
-PIECES = "sum of pieces"  # the part of a prediction that the second kernel takes
+PIECES = "sum of pieces"  # the part of a prediction that the last of a block's CTAs takes to add them up
 KSTEP_WEIGHTS = BLOCK_ROWS * 16
 
 
@@ -140,7 +140,7 @@ def predict(
     full = by_active[config.warpgroups]
     # Of the last stage: it is there, and still has to be decoded and multiplied.
     last = max(v for name, v in full.items() if name != "HBM") * slowest.rounds[-1].active * STAGE_WEIGHTS
-    reduction, idle = _reduction(product, config, shares, gpu, assumed)
+    gather = _gather(config, shares, gpu, assumed)
     # Header, index, stage (or table), one after the other: from the L2 if they were asked for before the wait.
     prefetched = chained and assumed.prefetches
     latency = assumed.l2_latency if prefetched else assumed.hbm_latency
@@ -151,12 +151,12 @@ def predict(
         "pipeline fill and table": filled,
         "last stage": gpu.microseconds(last),
         "store": assumed.store,
-        PIECES: reduction,
+        PIECES: gather,
     }
     if prefetched:
         # What the memory brings into the L2 while the one before adds its pieces up. The first stages are asked for
         # when their index entries are there.
-        window = max(0.0, idle + assumed.dependent_launch - assumed.hbm_latency)
+        window = max(0.0, gather + assumed.dependent_launch - assumed.hbm_latency)
         parts["prefetched"] = -min(window, gpu.microseconds(_ring_bytes(config, layout, per_weight) / gpu.hbm_bytes))
     partial_bytes = 4.0 * BLOCK_ROWS * config.tokens * sum(share.pieces for share in shares)
     x_bytes = sum(2.0 * config.tokens * STAGE_COLUMNS * sum(r.stages for r in share.rounds) for share in shares)
@@ -178,16 +178,14 @@ def _ring_bytes(config: Config, layout: str, per_weight: float) -> float:
     return stages * config.warpgroups * STAGE_WEIGHTS * per_weight
 
 
-def _reduction(
-    product: Product, config: Config, shares: Sequence[Share], gpu: Gpu, assumed: Assumptions
-) -> tuple[float, float]:
-    """Microseconds of the kernel that adds up pieces, its launch included; and of it without the launch."""
+def _gather(config: Config, shares: Sequence[Share], gpu: Gpu, assumed: Assumptions) -> float:
+    """Microseconds until who has the last segments of a block has added up its pieces, from the end of its loop."""
     pieces = sum(share.pieces for share in shares)
-    # Each writes and reads 64 rows of sums, all through the L2. A record leads to the sums, another record, its sums.
+    if not pieces:
+        return 0.0
+    # Each writes and reads 64 rows of sums, all through the L2. The sums are stored, a flag is seen, sums are read.
     clocks = 2 * 4 * BLOCK_ROWS * config.tokens * pieces / gpu.multiprocessors / assumed.l2_bytes
-    # It is launched also where nothing is left to add: only the device knows.
-    body = 4 * assumed.l2_latency + gpu.microseconds(clocks) + assumed.store
-    return assumed.dependent_launch + body, body
+    return 3 * assumed.l2_latency + gpu.microseconds(clocks)
 
 
 def cublas_microseconds(product: Product, gpu: Gpu, assumed: Assumptions = ASSUMED) -> float:

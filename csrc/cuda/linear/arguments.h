@@ -15,16 +15,6 @@ struct WeightArgument {
   uint64_t y_stride;
 };
 
-// A CTA's sums that are not yet all of a block's: who adds them up learns here what they are.
-// Each CTA leaves two: of the first group of blocks that it worked on, and of the last one if that is another.
-struct PieceRecord {
-  uint32_t weight, matrix;       // of weights[], of its stack
-  uint32_t first_token, tokens;  // rows of x and y; tokens = 0: there is nothing
-  uint32_t group;                // of `warpgroups` blocks
-  uint32_t segments;             // of a block
-  uint32_t begin[4], end[4];     // segments of each of the group's blocks that are summed here: [begin, end)
-};
-
 struct LinearArgument {
   WeightArgument weights[kMostWeights];
   uint32_t weight_count;
@@ -33,15 +23,18 @@ struct LinearArgument {
   uint64_t x_stride;       // elements from row to row, a multiple of 8
   DeviceAddress offsets;   // i32 [matrices]: where the rows of each expert end (they start where the last one's end);
                            // 0: one matrix, and all rows are its own
-  DeviceAddress records;   // PieceRecord [ctas][2]
-  DeviceAddress partials;  // FP32 [ctas][2][warpgroups][tokens / 2 of the config][128]: registers of a warpgroup
+  uint32_t chunks;         // that each sheet is cut into: schedule.h
+  uint32_t tile_sheets;    // each tile is a sheet, else all are one
+  DeviceAddress partials;  // FP32 [chunks][2][warpgroups][piece_rows][64]: sums of a part of a block, gather.cuh
+  DeviceAddress flags;     // u64 [chunks][warpgroups][flag_rows][4 warps]: the nonce when such sums are there
+  uint64_t nonce;          // of the launch, not 0
   uint32_t float_output;   // y is FP32, else BF16
 };
 
-struct SumPiecesArgument {
-  LinearArgument linear;
-  uint32_t ctas, warpgroups;  // of the launch that left the pieces
-  uint32_t config_tokens;     // and its N
-};
+// Where sheets are tiles, each has the rows of its tokens.
+UNWEIGHT_HD uint32_t piece_rows(const LinearArgument& a, uint32_t config_tokens) {
+  return a.tile_sheets ? a.tokens : config_tokens;
+}
+UNWEIGHT_HD uint32_t flag_rows(const LinearArgument& a) { return a.tile_sheets ? a.tokens : 1; }
 
 }  // namespace unweight::cuda

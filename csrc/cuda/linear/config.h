@@ -28,10 +28,9 @@ constexpr int kInvariantTokens = 64;  // up to here a row's result doesn't depen
 
 constexpr int kLoaderWarps = 3;  // copy activations
 constexpr uint32_t kWarpgroupThreads = kLanes * kWarps;
-constexpr uint32_t kSumTokens = 64;            // that a CTA of unweight_sum_pieces adds up
 constexpr uint32_t kSharedLimit = 227 * 1024;  // of a CTA on Hopper
 
-constexpr uint32_t kShareWords = 5, kPlaceWords = 8;
+constexpr uint32_t kShareWords = 13, kPlaceWords = 9;
 
 // Bytes of dynamic shared memory of an instance, in this order. A slot of the ring has its x and its stages.
 struct LinearShared {
@@ -41,8 +40,9 @@ struct LinearShared {
   uint32_t stages;                       // [slots][warpgroups], 16-aligned
   uint32_t barriers;                     // full[slots], empty[slots]
   uint32_t lengths;                      // u32 [slots][warpgroups]: bytes of each stage
-  uint32_t share;                        // u32 [5]: the CTA's part of the work
-  uint32_t places;                       // u32 [warps that multiply][8]: where their sums go
+  uint32_t code;                         // u32 [3]: which code the table has
+  uint32_t shares;                       // u32 [warps][13]: the part of the work that each is at
+  uint32_t places;                       // u32 [warps that multiply][9]: where their sums go
   uint32_t total;
 };
 
@@ -53,15 +53,17 @@ constexpr LinearShared linear_shared(int tokens, int warpgroups, bool raw_stages
   s.stage_bytes = raw_stages ? kRawStageBytes : kNibbleSections + 4 * kWarps * (kMaxWarpPatches + 1);
   s.stage_bytes = (s.stage_bytes + 15) / 16 * 16;
   const uint32_t slot_bytes = s.x_bytes + stages * s.stage_bytes + 16 + 4 * stages;
-  const uint32_t others = table_bytes + 4 * kShareWords + 4 * kPlaceWords * kWarps * stages;
+  const uint32_t share_bytes = 12 + 4 * kShareWords * kWarps * (stages + 1);
+  const uint32_t others = table_bytes + share_bytes + 4 * kPlaceWords * kWarps * stages;
   s.slots = (kSharedLimit - others) / slot_bytes;
   if (s.slots > 8) s.slots = 8;
   s.table = s.slots * s.x_bytes;
   s.stages = s.table + table_bytes;
   s.barriers = s.stages + s.slots * stages * s.stage_bytes;
   s.lengths = s.barriers + 16 * s.slots;
-  s.share = s.lengths + 4 * s.slots * stages;
-  s.places = s.share + 4 * kShareWords;
+  s.code = s.lengths + 4 * s.slots * stages;
+  s.shares = s.code + 12;
+  s.places = s.code + share_bytes;
   s.total = s.places + 4 * kPlaceWords * kWarps * stages;
   return s;
 }

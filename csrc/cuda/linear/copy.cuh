@@ -5,34 +5,6 @@
 
 namespace unweight::cuda {
 
-// What is left of a group for the second launch, from the only thread that writes records.
-template <class I>
-struct Records {
-  PieceRecord* records;  // of this CTA
-  uint32_t there = 0;    // a bit a record
-
-  __device__ __forceinline__ explicit Records(const LinearArgument& a)
-      : records(reinterpret_cast<PieceRecord*>(a.records) + 2 * blockIdx.x) {}
-
-  __device__ __forceinline__ void add(const Job& job, const GroupWork& group, bool first) {
-    if (group.whole(job.shape)) return;
-    PieceRecord& r = records[!first];
-    r.weight = job.weight;
-    r.matrix = job.tile.matrix;
-    r.first_token = job.tile.first_token;
-    r.tokens = job.tile.tokens;
-    r.group = group.group;
-    r.segments = job.shape.segments();
-#pragma unroll
-    for (uint32_t b = 0; b < 4; b++) r.begin[b] = group.begin_of(b), r.end[b] = group.end_of(b);
-    there |= 1u << !first;
-  }
-  __device__ __forceinline__ void finish() const {
-    for (uint32_t i = 0; i < 2; i++)
-      if (!(there >> i & 1)) records[i].tokens = 0;
-  }
-};
-
 // The first warp. Lane j < kWarpgroups copies the stages of a group's block j, and hands over as many bytes as it
 // copied: none of a stage that doesn't lie in the matrix or doesn't fit a slot. Of the header it believes just that:
 // the consumers look at the rest (and there are few registers here).
@@ -41,20 +13,15 @@ struct WeightCopier {
   static constexpr uint32_t kGroup = I::kWarpgroups;
   const LinearArgument& a;
   Ring<I> ring;
-  Records<I> records;
   uint32_t lane = threadIdx.x % kLanes;
   uint64_t policy = ptx::evict_first_policy();
   const uint32_t* index = nullptr;  // of the matrix; null where it isn't in it
   const uint8_t* data = nullptr;
   uint32_t steps = 0;  // of 16 bytes, from there to the matrix's end
 
-  __device__ __forceinline__ WeightCopier(const LinearArgument& a, const Ring<I>& ring)
-      : a(a), ring(ring), records(a) {}
+  __device__ __forceinline__ WeightCopier(const LinearArgument& a, const Ring<I>& ring) : a(a), ring(ring) {}
 
-  __device__ __forceinline__ void copy() {
-    walk<I::kN, kGroup>(a, ring.work(), *this);
-    if (lane == 0) records.finish();
-  }
+  __device__ __forceinline__ void copy() { walk<I::kN, kGroup>(a, ring.work(), *this); }
   __device__ __forceinline__ void begin(const Job& job) {
     index = nullptr;
     const uint64_t bytes = a.weights[job.weight].packed.matrix_bytes;
@@ -67,8 +34,7 @@ struct WeightCopier {
     data = job.matrix + data_at;
     steps = static_cast<uint32_t>(min((bytes - data_at) / 16, uint64_t{UINT32_MAX}));
   }
-  __device__ __forceinline__ void work(const Job& job, const GroupWork& group, bool first) {
-    if (lane == 0) records.add(job, group, first);
+  __device__ __forceinline__ void work(const Job& job, const GroupWork& group) {
 #pragma unroll 1
     for (uint32_t segment = group.first_segment(); segment < group.end_segment(); segment++)
       copy_segment(job, group, segment);
@@ -140,7 +106,7 @@ struct TokenCopier {
   __device__ __forceinline__ void begin(const Job& job) {
     rows = reinterpret_cast<const uint8_t*>(a.x) + 2 * (job.tile.first_token * a.x_stride);
   }
-  __device__ __forceinline__ void work(const Job& job, const GroupWork& group, bool) {
+  __device__ __forceinline__ void work(const Job& job, const GroupWork& group) {
     const uint32_t begin = group.first_segment() * job.shape.segment_stages;
     const uint32_t end = min(group.end_segment() * job.shape.segment_stages, job.shape.stages);
 #pragma unroll 1

@@ -1,10 +1,13 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <atomic>
+#include <random>
 
 #include "../../format/error.h"
 #include "../grid.h"
 #include "arguments.h"
+#include "schedule.h"
 
 namespace unweight::cuda {
 namespace {
@@ -64,29 +67,56 @@ PackedArgument tiled_argument(const PackedMatrices& packed) {
   return a;
 }
 
+// Another one for each launch, and nothing that memory is likely to hold: gather.cuh.
+uint64_t next_nonce() {
+  static std::atomic<uint64_t> count = [] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }();
+  for (;;) {  // splitmix64: no value comes twice
+    uint64_t x = count.fetch_add(0x9E3779B97F4A7C15, std::memory_order_relaxed);
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+    x = (x ^ x >> 27) * 0x94D049BB133111EB;
+    x ^= x >> 31;
+    if (x != 0) return x;
+  }
+}
+
 }  // namespace
 
-uint32_t linear_ctas(const LinearCall& call, const LinearConfig& config, int multiprocessors) {
-  uint64_t units = 0;
+LinearCut cut_linear(const LinearCall& call, const LinearConfig& config, int multiprocessors) {
+  uint64_t units = 0, cost = 0, least = kMostSegment;
   for (const LinearWeight& w : call.weights) {
     const uint64_t segment = segment_stages(w.packed.out_features, w.packed.in_features);
-    units += ceil_div(w.packed.out_features, kBlockRows) * ceil_div(w.packed.in_features, kStageColumns * segment);
+    const uint64_t blocks = ceil_div(w.packed.out_features, kBlockRows);
+    const uint64_t stages = ceil_div(w.packed.in_features, kStageColumns);
+    units += blocks * ceil_div(stages, segment);
+    cost += blocks * stages;
+    least = std::min(least, segment);
   }
   // Each expert with tokens has a tile that isn't full.
   const uint64_t tiles =
       call.offsets ? call.tokens / config.tokens + std::min<uint64_t>(call.tokens, call.weights[0].packed.matrices)
                    : ceil_div(call.tokens, config.tokens);
-  return static_cast<uint32_t>(std::min<uint64_t>(multiprocessors, units * tiles));
+  const auto ctas = [&](uint64_t parts) {
+    return static_cast<uint32_t>(std::min<uint64_t>(multiprocessors, std::max<uint64_t>(parts * tiles, 1)));
+  };
+  if (call.tokens > kInvariantTokens) return {ctas(units), ctas(units), false};
+  const uint32_t chunks = tile_chunks(cost, static_cast<uint32_t>(least), static_cast<uint32_t>(multiprocessors));
+  return {ctas(chunks), chunks, true};
 }
 
-uint64_t record_bytes(uint32_t ctas) { return uint64_t{2} * ctas * sizeof(PieceRecord); }
-
-uint64_t partial_bytes(uint32_t ctas, const LinearConfig& config) {
-  return uint64_t{2} * ctas * config.warpgroups * kBlockRows * config.tokens * sizeof(float);
+uint64_t partial_bytes(const LinearCall& call, const LinearConfig& config, const LinearCut& cut) {
+  const uint64_t rows = cut.tile_sheets ? call.tokens : static_cast<uint64_t>(config.tokens);
+  return uint64_t{2} * cut.chunks * config.warpgroups * rows * kBlockRows * sizeof(float);
 }
 
-std::vector<LaunchPlan> plan_linear(const LinearCall& call, const LinearConfig& config, uint32_t ctas,
-                                    DeviceAddress records, DeviceAddress partials) {
+uint64_t flag_bytes(const LinearCall& call, const LinearConfig& config, const LinearCut& cut) {
+  return uint64_t{cut.chunks} * config.warpgroups * (cut.tile_sheets ? call.tokens : 1) * kWarps * sizeof(uint64_t);
+}
+
+std::vector<LaunchPlan> plan_linear(const LinearCall& call, const LinearConfig& config, const LinearCut& cut,
+                                    DeviceAddress partials, DeviceAddress flags) {
   check(call);
   const int index = config_index(config), layout = common_layout(call);
   LinearArgument a{};
@@ -97,32 +127,26 @@ std::vector<LaunchPlan> plan_linear(const LinearCall& call, const LinearConfig& 
   a.x = call.x;
   a.x_stride = call.x_stride;
   a.offsets = call.offsets;
-  a.records = records;
+  a.chunks = cut.chunks;
+  a.tile_sheets = cut.tile_sheets;
   a.partials = partials;
+  a.flags = flags;
+  a.nonce = next_nonce();
   a.float_output = call.float_output;
   const bool raw_stages = layout != static_cast<int>(Layout::kNibble);
   const bool table = layout == kAnyLayout || layout == static_cast<int>(Layout::kHuffman);
   const uint32_t threads = kWarpgroupThreads * static_cast<uint32_t>(config.warpgroups + 1);
   const uint32_t shared = linear_shared(config.tokens, config.warpgroups, raw_stages, table).total;
-  std::vector<LaunchPlan> plans = {make_plan(kKernels[layout + 1][index], ctas, threads, shared, a, true)};
-  if (ctas == 1) return plans;  // it has all of every block
-  SumPiecesArgument sum{};
-  sum.linear = a;
-  sum.ctas = ctas;
-  sum.warpgroups = static_cast<uint32_t>(config.warpgroups);
-  sum.config_tokens = static_cast<uint32_t>(config.tokens);
-  const uint32_t parts = static_cast<uint32_t>(ceil_div(config.tokens, kSumTokens));
-  plans.push_back(make_plan("unweight_sum_pieces", 2 * ctas * sum.warpgroups * parts, kWarpgroupThreads, 0, sum, true));
-  return plans;
+  return {make_plan(kKernels[layout + 1][index], cut.ctas, threads, shared, a, true)};
 }
 
 void linear(Device& device, const LinearCall& call, const LinearConfig& config) {
   check(call);
   if (call.tokens == 0) return;
-  const uint32_t ctas = linear_ctas(call, config, device.multiprocessors());
-  const DeviceAddress records = device.allocate(record_bytes(ctas), "records");
-  const DeviceAddress partials = device.allocate(partial_bytes(ctas, config), "partial sums");
-  for (const LaunchPlan& plan : plan_linear(call, config, ctas, records, partials)) device.launch(plan);
+  const LinearCut cut = cut_linear(call, config, device.multiprocessors());
+  const DeviceAddress partials = device.allocate(partial_bytes(call, config, cut), "partial sums");
+  const DeviceAddress flags = device.allocate_any(flag_bytes(call, config, cut), "flags");
+  for (const LaunchPlan& plan : plan_linear(call, config, cut, partials, flags)) device.launch(plan);
 }
 
 }  // namespace unweight::cuda

@@ -1,12 +1,13 @@
 // The fused product: y = x · Wᵀ with W packed. A persistent CTA a multiprocessor; a warpgroup of it copies, the others
-// decode to A registers and multiply (multiply.cuh: a stage; schedule.h: who does what; copy.cuh: the copies).
+// decode to A registers and multiply (multiply.cuh: a stage; schedule.h: who does what; copy.cuh: the copies;
+// gather.cuh: blocks that several CTAs had parts of).
 #pragma once
 #include "../code_table.cuh"
 #include "../matrix.cuh"
 #include "copy.cuh"
+#include "gather.cuh"
 #include "multiply.cuh"
 #include "prefetch.cuh"
-#include "store.cuh"
 
 namespace unweight::cuda {
 
@@ -15,51 +16,61 @@ template <class I>
 struct Consumer {
   const LinearArgument& a;
   Ring<I> ring;
-  uint32_t block, warp, lane;  // of a group, of the warpgroup
-  Matrix matrix{};
-  bool good = false;     // else nothing of the matrix is read, and its rows are NaN
-  uint64_t code_id = 0;  // of the code in the table
-  bool has_code = false;
+  uint32_t block;  // of a group
 
   // `warp`: of the CTA, and the compiler knows that its lanes have the same.
   __device__ __forceinline__ Consumer(const LinearArgument& a, uint32_t shared, uint32_t warp)
-      : a(a), ring(shared), block(warp / kWarps), warp(warp % kWarps), lane(threadIdx.x % kLanes) {}
+      : a(a), ring(shared), block(warp / kWarps) {}
 
+  // Anew where they are asked for: no register is spent on them.
+  static __device__ __forceinline__ uint32_t warp() { return ptx::pinned(threadIdx.x) / kLanes; }
+  static __device__ __forceinline__ uint32_t lane() { return threadIdx.x % kLanes; }
   __device__ __forceinline__ uint32_t table() const { return ring.shared + I::kShared.table; }
 
   __device__ __forceinline__ void consume() { walk<I::kN, I::kWarpgroups>(a, ring.work(), *this); }
 
   __device__ __forceinline__ void begin(const Job& job) {
-    good = open_matrix(a.weights[job.weight].packed, job.tile.matrix, matrix) == Flaw::kNone;
-    matrix.layout = static_cast<Layout>(ptx::uniform(static_cast<uint32_t>(matrix.layout)));
-    good = ptx::uniform(good && matrix.layout != Layout::kArchive);
-    if (I::kHasTable && good && matrix.layout == Layout::kHuffman) fill_table();
+    Matrix matrix;
+    bool good = open_matrix(a.weights[job.weight].packed, job.tile.matrix, matrix) == Flaw::kNone;
+    const Layout layout = static_cast<Layout>(ptx::uniform(static_cast<uint32_t>(matrix.layout)));
+    good = ptx::uniform(good && layout != Layout::kArchive);
+    // nibble's sums are scaled by 2^(112 - base). Of a damaged matrix nothing is read.
+    const bool nibble = layout == Layout::kNibble;
+    const float scale = nibble ? __uint_as_float((matrix.nibble_base + 127 - kNibbleScaledBase) << 23) : 1;
+    if (lane() == 0) Place::park_job(place(), job.weight, job.tile, good ? scale : kNaN, good, nibble);
+    if (I::kHasTable && good && layout == Layout::kHuffman) fill_table(matrix.bytes);
   }
 
-  __device__ __forceinline__ void work(const Job& job, const GroupWork& group, bool first) {
+  __device__ __forceinline__ void work(const Job& job, const GroupWork& group) {
     if constexpr (I::kLayout != I::kAny)
-      multiply_group<static_cast<Layout>(I::kLayout)>(job, group, first);
-    else if (matrix.layout == Layout::kNibble)
-      multiply_group<Layout::kNibble>(job, group, first);
+      multiply_group<static_cast<Layout>(I::kLayout)>(job, group);
+    else if (ptx::uniform(Place::is_nibble(place())))
+      multiply_group<Layout::kNibble>(job, group);
     else  // huffman's stages may be raw: those of a raw matrix all are
-      multiply_group<Layout::kHuffman>(job, group, first);
+      multiply_group<Layout::kHuffman>(job, group);
   }
 
  private:
   // All consumers come by here with the same matrix.
-  __device__ __forceinline__ void fill_table() {
-    const uint64_t id = reinterpret_cast<const Header*>(matrix.bytes)->code_id;
-    if (ptx::uniform(has_code && id == code_id)) return;
-    code_id = id;
-    has_code = true;
+  __device__ __forceinline__ void fill_table(const uint8_t* matrix) {
+    const uint64_t id = reinterpret_cast<const Header*>(matrix)->code_id;
+    const uint32_t low = static_cast<uint32_t>(id), high = static_cast<uint32_t>(id >> 32);
+    const uint32_t known = ring.shared + I::kShared.code;
+    const bool same = ptx::load_shared(known) == low && ptx::load_shared(known + 4) == high;
+    if (ptx::uniform(same && ptx::load_shared(known + 8))) return;
     ptx::named_barrier<1>(I::kConsumers);  // nobody looks up the code before
-    fill_banked_table(matrix.bytes, table(), threadIdx.x, I::kConsumers);
+    if (threadIdx.x == 0) {
+      ptx::store_shared(known, low);
+      ptx::store_shared(known + 4, high);
+      ptx::store_shared(known + 8, 1);
+    }
+    fill_banked_table(matrix, table(), threadIdx.x, I::kConsumers);
     ptx::named_barrier<1>(I::kConsumers);
   }
 
   __device__ __forceinline__ void give_back(uint32_t empty) const {
     __syncwarp();  // all lanes have read the slot
-    if (lane == 0) ptx::mbarrier_arrive(empty);
+    if (lane() == 0) ptx::mbarrier_arrive(empty);
   }
   __device__ __forceinline__ void pass(uint32_t stages) {
 #pragma unroll 1
@@ -71,15 +82,16 @@ struct Consumer {
 
   // The warpgroup's block of a group: a chain of segments, added up in registers.
   template <Layout kLayout>
-  __device__ __forceinline__ void multiply_group(const Job& job, const GroupWork& group, bool first) {
-    const uint32_t begin = group.begin_of(block), end = group.end_of(block);
-    park_place<kLayout>(job, group, first);
-    StageProduct<kLayout, I::kN> product(table(), warp, lane);
+  __device__ __forceinline__ void multiply_group(const Job& job, const GroupWork& group) {
+    park_group(job, group);
+    const uint32_t begin = group.begin_of(block);
+    const uint32_t end = ptx::uniform(Place::is_good(place())) ? group.end_of(block) : 0;
+    StageProduct<kLayout, I::kN> product(table(), warp() % kWarps, ptx::pinned(lane()));
     product.start_chain();
 #pragma unroll 1
     for (uint32_t segment = group.first_segment(); segment < group.end_segment(); segment++) {
       uint32_t stages = job.shape.stages_of(segment);
-      if (good && begin <= segment && segment < end) multiply_segment<kLayout>(product, stages);
+      if (begin <= segment && segment < end) multiply_segment<kLayout>(product, stages);
       pass(stages);
     }
     store<kLayout>(product);
@@ -109,32 +121,19 @@ struct Consumer {
   }
 
   __device__ __forceinline__ uint32_t place() const {
-    return ring.shared + I::kShared.places + 4 * kPlaceWords * (kWarps * block + warp);
+    return ring.shared + I::kShared.places + 4 * kPlaceWords * warp();
   }
-  template <Layout kLayout>
-  __device__ __forceinline__ void park_place(const Job& job, const GroupWork& group, bool first) const {
-    const uint32_t begin = group.begin_of(block), end = group.end_of(block);
-    const bool whole = begin == 0 && end == job.shape.segments();
-    // nibble's sums are scaled by 2^(112 - base).
-    const float scale =
-        kLayout == Layout::kNibble ? __uint_as_float((matrix.nibble_base + 127 - kNibbleScaledBase) << 23) : 1;
-    const Place place{begin == end ? Place::kNowhere
-                      : whole      ? Place::kOutput
-                                   : Place::kPiece,
-                      !first,
-                      job.weight,
-                      job.tile.matrix,
-                      group.group * I::kWarpgroups + block,
-                      job.tile.first_token,
-                      job.tile.tokens,
-                      good ? scale : kNaN};
-    if (lane == 0) place.park(this->place());
+  __device__ __forceinline__ void park_group(const Job& job, const GroupWork& group) const {
+    const uint32_t begin = group.begin_of(block), end = group.end_of(block), all = job.shape.segments();
+    const Place::Kind kind = begin == end               ? Place::kNowhere
+                             : begin == 0 && end == all ? Place::kOutput
+                             : end == all               ? Place::kLastPiece
+                                                        : Place::kPiece;
+    if (lane() == 0) Place::park_group(place(), kind, group.group * I::kWarpgroups + block);
   }
   template <Layout kLayout>
   __device__ __forceinline__ void store(const StageProduct<kLayout, I::kN>& product) const {
-    __syncwarp();
     const Place p = Place::parked(place());
-    __syncwarp();  // before the next one is parked
     if (p.kind == Place::kNowhere) return;
     const float scale = product.damaged ? kNaN : p.scale;
     const auto sum = [&](int i) { return product.sums[i] * scale; };
@@ -143,9 +142,9 @@ struct Consumer {
 #pragma unroll
       for (int q = 0; q < I::kN / 8; q++) out.store(q, sum(4 * q), sum(4 * q + 1), sum(4 * q + 2), sum(4 * q + 3));
     } else {
-      float* to = piece_sums(a, blockIdx.x, p.record, I::kWarpgroups, block, I::kN);
-#pragma unroll
-      for (int i = 0; i < I::kN / 2; i++) to[kWarpgroupThreads * i] = sum(i);
+      const Piece<I> piece(a, ring.work().get(SharedWork::kChunk), block, p.first_token, p.tokens);
+      piece.store(p.kind == Place::kLastPiece, sum);
+      if (p.kind == Place::kPiece) piece.publish();
     }
   }
 };
@@ -159,6 +158,7 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   // The same in all lanes, and the compiler knows it.
   const uint32_t warp = __shfl_sync(kAllLanes, threadIdx.x / kLanes, 0);
   if (threadIdx.x == 0) Ring<I>(shared).make_barriers();
+  if (threadIdx.x < 3) ptx::store_shared(shared + I::kShared.code + 4 * threadIdx.x, 0);  // none
   if (warp == I::kConsumers / kLanes) prefetch_first_stages<I>(a);
   ptx::wait_for_launches();
   if (warp == 0) Ring<I>(shared).work().template make<kTokens>(a);
@@ -173,6 +173,7 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   } else {
     if constexpr (I::kMovesRegisters) ptx::acquire_registers<224>();
     Consumer<I>(a, shared, warp).consume();
+    Gatherer<I>(a, Ring<I>(shared).work(), warp / kWarps).gather();
   }
 }
 

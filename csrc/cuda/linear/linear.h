@@ -27,13 +27,21 @@ struct LinearCall {
 // Allocates its workspace from `device`.
 void linear(Device& device, const LinearCall& call, const LinearConfig& config);
 
-// CTAs of the main launch; the workspace is for so many.
-uint32_t linear_ctas(const LinearCall& call, const LinearConfig& config, int multiprocessors);
-uint64_t record_bytes(uint32_t ctas);
-uint64_t partial_bytes(uint32_t ctas, const LinearConfig& config);
+// How the work is cut (schedule.h).
+struct LinearCut {
+  uint32_t ctas;
+  uint32_t chunks;   // of a sheet, at most ctas
+  bool tile_sheets;  // each tile is a sheet, else all are one
+};
+LinearCut cut_linear(const LinearCall& call, const LinearConfig& config, int multiprocessors);
 
-// The launches: unweight_linear_<raw|huffman|nibble|any>_<tokens>, then unweight_sum_pieces.
-std::vector<LaunchPlan> plan_linear(const LinearCall& call, const LinearConfig& config, uint32_t ctas,
-                                    DeviceAddress records, DeviceAddress partials);
+// Of the workspace: sums of parts of blocks, and flags, whose content may be anything.
+uint64_t partial_bytes(const LinearCall& call, const LinearConfig& config, const LinearCut& cut);
+uint64_t flag_bytes(const LinearCall& call, const LinearConfig& config, const LinearCut& cut);
+
+// The launch, unless there are no tokens: unweight_linear_<raw|huffman|nibble|any>_<tokens>. It may run again and
+// again, each time when the one before has ended.
+std::vector<LaunchPlan> plan_linear(const LinearCall& call, const LinearConfig& config, const LinearCut& cut,
+                                    DeviceAddress partials, DeviceAddress flags);
 
 }  // namespace unweight::cuda

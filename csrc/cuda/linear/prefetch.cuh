@@ -18,8 +18,10 @@ static __device__ __forceinline__ void prefetch_first_stages(const LinearArgumen
   constexpr uint32_t kGroup = I::kWarpgroups, kHead = (kHeaderBytes + kCodeCountBytes + 2 * 256 + 15) / 16 * 16;
   static_assert(I::kShared.slots * kGroup < kLanes, "a lane a stage, and one for the header");
   if (a.offsets) return;
-  const uint32_t tiles = ceil_quotient(a.tokens, I::kN);
-  const WorkShare share = share_of(blockIdx.x, gridDim.x, Costs{a}, a.weight_count, tiles);
+  const uint32_t chunk = chunk_of(blockIdx.x, gridDim.x, 0, a.chunks);
+  if (chunk == kNoChunk) return;
+  const uint32_t tiles = a.tile_sheets ? 1 : ceil_quotient(a.tokens, I::kN);
+  const WorkShare share = share_of(chunk, a.chunks, Costs{a}, a.weight_count, tiles);
   const uint32_t weight = share.first_job / tiles, lane = threadIdx.x % kLanes;
   if (weight >= a.weight_count) return;
   const PackedArgument& packed = a.weights[weight].packed;

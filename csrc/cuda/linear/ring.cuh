@@ -48,7 +48,9 @@ struct Ring {
     slot = slot + 1 == I::kShared.slots ? 0 : slot + 1;
     phase ^= slot == 0;
   }
-  __device__ __forceinline__ SharedWork work() const { return {shared + I::kShared.share}; }
+  __device__ __forceinline__ SharedWork work() const {
+    return {shared + I::kShared.shares + 4 * kShareWords * (threadIdx.x / kLanes)};
+  }
   // By one thread, before all meet.
   __device__ __forceinline__ void make_barriers() const {
     for (uint32_t i = 0; i < I::kShared.slots; i++) {

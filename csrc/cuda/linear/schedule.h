@@ -1,9 +1,11 @@
 // How the work of one launch is dealt out to its CTAs: plain arithmetic, the same for all who ask.
 //
 // A unit is one segment of one block. Units follow each other by weight, tile (of tokens, of one matrix after the
-// other), group of blocks, segment, block. Each costs its stages. CTA c of C gets those between the unit borders
-// nearest to c/C and (c+1)/C of the whole cost: contiguous, so that a block is cut only where a CTA's part begins or
-// ends.
+// other), group of blocks, segment, block. Each costs its stages.
+//
+// A *sheet* is what is cut together: one tile of all weights where a row's sums may not depend on other rows, else
+// everything. Chunk c of C of a sheet has the units between the unit borders nearest to c/C and (c+1)/C of its cost:
+// contiguous, so that a block is cut only where a chunk begins or ends.
 #pragma once
 #include "../../format/tile.h"
 #include "arguments.h"
@@ -58,8 +60,8 @@ struct GroupWork {
   }
 };
 
-// A CTA's part: from a stage of a job up to a stage of another. A job is a tile of a weight, and they follow each other
-// by weight, then by tile.
+// A chunk: from a stage of a job up to a stage of another. A job is a tile of a weight, and those of a sheet follow
+// each other by weight, then by tile.
 struct WorkShare {
   uint32_t first_job, first_stage;
   uint32_t end_job, end_stage;
@@ -74,10 +76,13 @@ struct WorkShare {
   }
 };
 
-// Job and stage that are number `stage` of all. `costs(w)`: stages of one tile of weight w.
+// Job and stage with which a chunk begins. `costs(w)`: stages of one tile of weight w; `tiles`: of the sheet.
 template <class Costs>
-UNWEIGHT_HD void find_stage(uint64_t stage, const Costs& costs, uint32_t weights, uint32_t tiles, uint32_t& job,
-                            uint32_t& job_stage) {
+UNWEIGHT_HD void find_border(uint32_t chunk, uint32_t chunks, const Costs& costs, uint32_t weights, uint32_t tiles,
+                             uint32_t& job, uint32_t& job_stage) {
+  uint64_t total = 0;
+  for (uint32_t w = 0; w < weights; w++) total += uint64_t{costs(w)} * tiles;
+  uint64_t stage = total * chunk / chunks;
   for (uint32_t w = 0; w < weights; w++) {
     const uint64_t cost = costs(w);
     if (stage < cost * tiles) {
@@ -92,13 +97,29 @@ UNWEIGHT_HD void find_stage(uint64_t stage, const Costs& costs, uint32_t weights
 }
 
 template <class Costs>
-UNWEIGHT_HD WorkShare share_of(uint32_t cta, uint32_t ctas, const Costs& costs, uint32_t weights, uint32_t tiles) {
-  uint64_t total = 0;
-  for (uint32_t w = 0; w < weights; w++) total += uint64_t{costs(w)} * tiles;
+UNWEIGHT_HD WorkShare share_of(uint32_t chunk, uint32_t chunks, const Costs& costs, uint32_t weights, uint32_t tiles) {
   WorkShare share{};
-  find_stage(total * cta / ctas, costs, weights, tiles, share.first_job, share.first_stage);
-  find_stage(total * (cta + 1) / ctas, costs, weights, tiles, share.end_job, share.end_stage);
+  find_border(chunk, chunks, costs, weights, tiles, share.first_job, share.first_stage);
+  find_border(chunk + 1, chunks, costs, weights, tiles, share.end_job, share.end_stage);
   return share;
+}
+
+// Chunks of a sheet that is a tile: as many as have something to do when each gets whole segments. It depends on the
+// weights and the GPU alone, so a row's sums do.
+UNWEIGHT_HD constexpr uint32_t tile_chunks(uint64_t cost, uint32_t segment_stages, uint32_t multiprocessors) {
+  const uint64_t even = uint64_t{segment_stages} * multiprocessors;
+  const uint64_t most = segment_stages * ((cost + even - 1) / even);
+  return static_cast<uint32_t>((cost + most - 1) / most);
+}
+
+constexpr uint32_t kNoChunk = 0xFFFFFFFFu;
+
+// The chunk of a sheet that a CTA does. Each sheet goes on where the one before stopped, so that all CTAs have about as
+// many; and a CTA's chunk is behind those of all CTAs before it, so that who waits for chunks waits for such CTAs.
+UNWEIGHT_HD constexpr uint32_t chunk_of(uint32_t cta, uint32_t ctas, uint32_t sheet, uint32_t chunks) {
+  const uint32_t start = sheet * chunks % ctas, wrapped = start + chunks > ctas ? start + chunks - ctas : 0;
+  if (cta < wrapped) return cta;
+  return cta >= start && cta - start < chunks - wrapped ? cta - start + wrapped : kNoChunk;
 }
 
 // The part of one group in units [unit, end) of a job, of which it takes as many as belong to it.

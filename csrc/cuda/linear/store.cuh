@@ -1,32 +1,49 @@
 // From a lane's sums to y (docs/KERNELS.md has the picture of a lane's registers).
 #pragma once
 #include "../ptx.cuh"
-#include "arguments.h"
+#include "walk.cuh"
 
 namespace unweight::cuda {
 
 constexpr float kNaN = __builtin_nanf("");
 
-// Where a warp's sums go and what becomes of them. It waits in shared memory while the warp multiplies.
+// Where a warp's sums go and what becomes of them. It waits in shared memory while the warp multiplies: the first words
+// from a matrix and tile to the next, the others from a group to the next.
 struct Place {
-  enum Kind : uint32_t { kNowhere, kOutput, kPiece };  // all segments of a block; a part of them
+  // All segments of a block; a part of them, without the last one; with it.
+  enum Kind : uint32_t { kNowhere, kOutput, kPiece, kLastPiece };
 
-  uint32_t kind, record;  // of a piece: 0 or 1
-  uint32_t weight, matrix, block;
+  uint32_t weight, matrix;
   uint32_t first_token, tokens;
   float scale;  // NaN: the matrix is damaged
+  uint32_t kind, block;
 
-  __device__ __forceinline__ void park(uint32_t address) const {
-    const uint32_t words[kPlaceWords] = {kind,  record,      weight, matrix,
-                                         block, first_token, tokens, __float_as_uint(scale)};
-#pragma unroll
-    for (uint32_t i = 0; i < kPlaceWords; i++) ptx::store_shared(address + 4 * i, words[i]);
+  // By one lane.
+  static __device__ __forceinline__ void park_job(uint32_t address, uint32_t weight, const Tile& tile, float scale,
+                                                  bool good, bool nibble) {
+    ptx::store_shared(address, weight);
+    ptx::store_shared(address + 4, tile.matrix);
+    ptx::store_shared(address + 8, tile.first_token);
+    ptx::store_shared(address + 12, tile.tokens);
+    ptx::store_shared(address + 16, __float_as_uint(scale));
+    ptx::store_shared(address + 28, good);
+    ptx::store_shared(address + 32, nibble);
   }
+  static __device__ __forceinline__ void park_group(uint32_t address, Kind kind, uint32_t block) {
+    ptx::store_shared(address + 20, kind);
+    ptx::store_shared(address + 24, block);
+  }
+  // By all lanes, when the warp has met.
+  static __device__ __forceinline__ uint32_t is_good(uint32_t address) { return ptx::load_shared(address + 28); }
+  static __device__ __forceinline__ uint32_t is_nibble(uint32_t address) { return ptx::load_shared(address + 32); }
+  // By all lanes. Nothing is parked while some may still read.
   static __device__ __forceinline__ Place parked(uint32_t address) {
-    uint32_t w[kPlaceWords];
+    uint32_t w[7];
+    __syncwarp();
 #pragma unroll
-    for (uint32_t i = 0; i < kPlaceWords; i++) w[i] = ptx::load_shared(address + 4 * i);
-    return {w[0], w[1], w[2], w[3], w[4], w[5], w[6], __uint_as_float(w[7])};
+    for (uint32_t i = 0; i < 7; i++) w[i] = ptx::load_shared(address + 4 * i);
+    __syncwarp();
+    return {w[0], w[1], w[2], w[3], __uint_as_float(w[4]), w[5], w[6]};
   }
 };
 
@@ -43,7 +60,7 @@ struct BlockOutput {
                                          uint32_t first_token, uint32_t tokens)
       : tokens(tokens), float_output(a.float_output) {
     const WeightArgument& w = a.weights[weight];
-    const uint32_t thread = threadIdx.x % kWarpgroupThreads, lane = thread % kLanes, odd = lane / 4 % 2;
+    const uint32_t thread = ptx::pinned(threadIdx.x) % kWarpgroupThreads, lane = thread % kLanes, odd = lane / 4 % 2;
     rows = w.packed.out_features;
     row = uint64_t{block} * kBlockRows + kWarpRows * (thread / kLanes) + lane / 8 * 2;
     token = 2 * (lane % 4) + odd;
@@ -91,12 +108,5 @@ struct BlockOutput {
     if (both) to[1] = second;
   }
 };
-
-// Where the lane's sums of a piece are: sum i is 128 floats behind sum i - 1.
-static __device__ __forceinline__ float* piece_sums(const LinearArgument& a, uint32_t cta, uint32_t record,
-                                                    uint32_t warpgroups, uint32_t block, uint32_t config_tokens) {
-  const uint64_t piece = (uint64_t{cta} * 2 + record) * warpgroups + block;
-  return reinterpret_cast<float*>(a.partials) + piece * kBlockRows * config_tokens + threadIdx.x % kWarpgroupThreads;
-}
 
 }  // namespace unweight::cuda

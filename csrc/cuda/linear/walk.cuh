@@ -109,47 +109,115 @@ struct Costs {
   }
 };
 
-// What every warp of the CTA walks along. It lies in shared memory, since registers are scarce where sums are: in order
-// first_job, first_stage, end_job, end_stage, tiles.
+// What a warp walks along. It lies in shared memory, since registers are scarce where sums are.
 struct SharedWork {
-  uint32_t address;
+  uint32_t address;  // of the warp's own
+  enum Word : uint32_t {
+    kFirstJob,
+    kFirstStage,
+    kEndJob,
+    kEndStage,
+    kSheet,
+    kChunk,
+    kJob,
+    kUnit,
+    kEndUnit,
+    kBlocks,
+    kStages,
+    kSegment,
+    kTiles
+  };
+  static_assert(kTiles + 1 == kShareWords);
 
-  // By one warp, before all meet.
+  __device__ __forceinline__ uint32_t get(Word word) const { return ptx::load_shared(address + 4 * word); }
+  // All lanes call it.
+  __device__ __forceinline__ void set(Word word, uint32_t value) const {
+    __syncwarp();
+    if (threadIdx.x % kLanes == 0) ptx::store_shared(address + 4 * word, value);
+    __syncwarp();
+  }
+
+  // By the first warp, for all, before they meet.
   template <int kTokens>
   __device__ __forceinline__ void make(const LinearArgument& a) const {
     const uint32_t tiles = count_tiles<kTokens>(a);
-    const WorkShare share = share_of(blockIdx.x, gridDim.x, Costs{a}, a.weight_count, tiles);
-    const uint32_t words[kShareWords] = {share.first_job, share.first_stage, share.end_job, share.end_stage, tiles};
-    if (threadIdx.x % kLanes == 0)
-      for (uint32_t i = 0; i < kShareWords; i++) ptx::store_shared(address + 4 * i, words[i]);
+    if (threadIdx.x < blockDim.x / kLanes) ptx::store_shared(address + 4 * (kShareWords * threadIdx.x + kTiles), tiles);
   }
+  __device__ __forceinline__ uint32_t sheets(const LinearArgument& a) const { return a.tile_sheets ? get(kTiles) : 1; }
+  __device__ __forceinline__ uint32_t sheet_tiles(const LinearArgument& a) const {
+    return a.tile_sheets ? 1 : get(kTiles);
+  }
+  // The first sheet from number `sheet` on that the CTA has a chunk of; false: there is none. All lanes call it.
+  __device__ __forceinline__ bool enter(const LinearArgument& a, uint32_t sheet) const {
+    const uint32_t sheets = this->sheets(a);
+    uint32_t chunk = kNoChunk;
+    for (; sheet < sheets; sheet++) {
+      chunk = chunk_of(blockIdx.x, gridDim.x, sheet, a.chunks);
+      if (chunk != kNoChunk) break;
+    }
+    if (chunk == kNoChunk) return false;
+    const WorkShare share = share_of(chunk, a.chunks, Costs{a}, a.weight_count, sheet_tiles(a));
+    set(kFirstJob, share.first_job);
+    set(kFirstStage, share.first_stage);
+    set(kEndJob, share.end_job);
+    set(kEndStage, share.end_stage);
+    set(kSheet, sheet);
+    set(kChunk, chunk);
+    set(kJob, share.first_job);
+    return true;
+  }
+  __device__ __forceinline__ bool enter_next(const LinearArgument& a) const { return enter(a, get(kSheet) + 1); }
   __device__ __forceinline__ WorkShare share() const {
-    return {ptx::load_shared(address), ptx::load_shared(address + 4), ptx::load_shared(address + 8),
-            ptx::load_shared(address + 12)};
+    return {get(kFirstJob), get(kFirstStage), get(kEndJob), get(kEndStage)};
   }
-  __device__ __forceinline__ uint32_t tiles() const { return ptx::load_shared(address + 16); }
-};
-
-// Calls role.begin(job) for each matrix and tile of the CTA's part, then role.work(job, group, first) for each group:
-// `first` for the first of all. All lanes call it.
-template <int kTokens, int kWarpgroups, class Role>
-static __device__ __forceinline__ void walk(const LinearArgument& a, SharedWork shared, Role& role) {
-  bool first = true;
-#pragma unroll 1
-  for (uint32_t number = shared.share().first_job; number < shared.share().jobs_end(); number++) {
-    const uint32_t tiles = shared.tiles();
+  // The warp goes from job to job, and from unit to unit of it.
+  __device__ __forceinline__ void enter_job(const WorkShape& shape) const {
+    const uint32_t number = get(kJob);
+    set(kUnit, share().units_begin(number, shape));
+    set(kEndUnit, share().units_end(number, shape));
+    set(kBlocks, shape.blocks);
+    set(kStages, shape.stages);
+    set(kSegment, shape.segment_stages);
+  }
+  __device__ __forceinline__ WorkShape shape(uint32_t warpgroups) const {
+    return {get(kBlocks), get(kStages), get(kSegment), warpgroups};
+  }
+  __device__ __forceinline__ bool has_units() const { return get(kUnit) < get(kEndUnit); }
+  __device__ __forceinline__ GroupWork take_group(const WorkShape& shape) const {
+    uint32_t unit = get(kUnit);
+    const GroupWork group = cuda::take_group(shape, unit, get(kEndUnit));
+    set(kUnit, unit);
+    return group;
+  }
+  template <int kTokens, int kWarpgroups>
+  __device__ __forceinline__ Job job(const LinearArgument& a) const {
+    const uint32_t number = get(kJob), tiles = sheet_tiles(a);
     Job job;
     job.weight = number / tiles;
-    job.tile = find_tile<kTokens>(a, number % tiles);
+    job.tile = find_tile<kTokens>(a, a.tile_sheets ? get(kSheet) : number % tiles);
     const PackedArgument& packed = a.weights[job.weight].packed;
     job.matrix = reinterpret_cast<const uint8_t*>(packed.packed + job.tile.matrix * packed.matrix_bytes);
     job.shape = {packed.blocks, packed.stages_per_block, segment_of(packed, job.matrix), kWarpgroups};
-    role.begin(job);
-    const uint32_t end = shared.share().units_end(number, job.shape);
+    return job;
+  }
+};
+
+// Calls role.begin(job) for each matrix and tile of the CTA's chunks, then role.work(job, group) for each group. All
+// lanes call it.
+template <int kTokens, int kWarpgroups, class Role>
+static __device__ __forceinline__ void walk(const LinearArgument& a, SharedWork shared, Role& role) {
 #pragma unroll 1
-    for (uint32_t unit = shared.share().units_begin(number, job.shape); unit < end; first = false) {
-      const GroupWork group = take_group(job.shape, unit, end);
-      role.work(job, group, first);
+  for (bool any = shared.enter(a, 0); any; any = shared.enter_next(a)) {
+#pragma unroll 1
+    for (; shared.get(shared.kJob) < shared.share().jobs_end(); shared.set(shared.kJob, shared.get(shared.kJob) + 1)) {
+      Job job = shared.job<kTokens, kWarpgroups>(a);
+      role.begin(job);
+      shared.enter_job(job.shape);
+#pragma unroll 1
+      while (shared.has_units()) {
+        job.shape = shared.shape(kWarpgroups);
+        role.work(job, shared.take_group(job.shape));
+      }
     }
   }
 }
