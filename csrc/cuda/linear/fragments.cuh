@@ -167,7 +167,6 @@ struct Fragments<Layout::kRaw> {
 template <>
 struct Fragments<Layout::kNibble> {
   const LanePlaces<Layout::kNibble>& lane;
-  bool good;
   uint32_t signs, codes;
   uint32_t zeros = 0;  // a bit for each row of the warp that is zero
   PatchList patches;
@@ -175,16 +174,15 @@ struct Fragments<Layout::kNibble> {
   __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces<Layout::kNibble>& lane, uint32_t&,
                                        LaneStreams&)
       : lane(lane), signs(stage.address + lane.plane), codes(stage.address + lane.codes) {
-    const WarpHeader header = stage.header(lane);
-    const uint32_t section = header.bits & 0x1FFF, begin = section + header.has_zero_rows();
-    const uint32_t end = begin + header.patches();
-    good = section >= kNibbleSections / 4 && 4 * end <= stage.bytes && !header.is_raw();
-    patches = {stage.address + 4 * begin, stage.address + 4 * end, header.bits};
-    if (good && header.has_zero_rows()) zeros = ptx::load_shared(stage.address + 4 * section);
+    const uint32_t header = stage.header(lane).bits;
+    // With the bits of raw stages and zero rows, a section would start far behind every stage.
+    const uint32_t section = ptx::pinned(header & 0xFFFF), end = section + (header >> 24),
+                   stage_end = stage.address + stage.bytes;
+    patches = {stage.address + 4 * section, stage.address + 4 * end, header};
+    if (static_cast<int32_t>((section - kNibbleSections / 4) | (stage_end - patches.end)) < 0) start_rare(stage);
   }
 
   __device__ __forceinline__ void decode(int batch, Batch& a) {
-    if (!good) return clear(a);
 #pragma unroll
     for (int pair = 0; pair < kBatchPairs; pair++) {
       const uint4 s = ptx::load_shared_quad(signs + kSignsStep * (kBatchPairs * batch + pair));
@@ -195,9 +193,25 @@ struct Fragments<Layout::kNibble> {
     const uint32_t patched = patches.header & (0x10000u << kBatchKSteps) - 0x10000u << kBatchKSteps * batch;
     if (patched | zeros) correct(batch, a);
   }
-  __device__ __forceinline__ uint32_t damaged() const { return !good | patches.left(); }
+  __device__ __forceinline__ uint32_t damaged() const { return patches.left(); }
 
  private:
+  // Of a warp with zero rows, or one that can't be read: all its rows are zero then, whatever is decoded, and one patch
+  // stays left.
+  __device__ __forceinline__ void start_rare(const Stage& stage) {
+    ptx::rare();
+    const WarpHeader header{patches.header};
+    const uint32_t section = header.bits & 0x1FFF, begin = section + header.has_zero_rows();
+    const uint32_t end = begin + header.patches();
+    patches = {stage.address + 4 * begin, stage.address + 4 * end, header.bits};
+    if (section >= kNibbleSections / 4 && 4 * end <= stage.bytes && !header.is_raw()) {
+      zeros = ptx::load_shared(stage.address + 4 * section);
+    } else {
+      zeros = (1u << kBlockRows / kWarps) - 1;
+      patches = {0, 4, 0};
+      codes -= kWarps * kWarpNibbleBytes;  // a stage has signs, at least
+    }
+  }
   // Rare: all of it behind one branch.
   __device__ __forceinline__ void correct(int batch, Batch& a) {
     ptx::rare();

@@ -88,36 +88,44 @@ struct Consumer {
     const uint32_t end = ptx::uniform(Place::is_good(place())) ? group.end_of(block) : 0;
     StageProduct<kLayout, I::kN> product(table(), warp() % kWarps, ptx::pinned(lane()));
     product.start_chain();
+    uint32_t before = 0;  // the barrier of a slot that isn't given back
 #pragma unroll 1
     for (uint32_t segment = group.first_segment(); segment < group.end_segment(); segment++) {
       uint32_t stages = job.shape.stages_of(segment);
-      if (begin <= segment && segment < end) multiply_segment<kLayout>(product, stages);
+      if (begin <= segment && segment < end) {
+        multiply_segment<kLayout>(product, stages, before);
+        product.damaged |= stages;
+      }
+      if (stages == 0) continue;
+      finish(product, before);
       pass(stages);
     }
+    finish(product, before);
     store<kLayout>(product);
   }
-
-  // Leaves in `stages` how many it didn't get to, since a copy is missing.
   template <Layout kLayout>
-  __device__ __forceinline__ void multiply_segment(StageProduct<kLayout, I::kN>& product, uint32_t& stages) {
-    uint32_t before = 0;  // the barrier of a slot that isn't given back
+  __device__ __forceinline__ void finish(StageProduct<kLayout, I::kN>& product, uint32_t& before) const {
+    product.finish();
+    if (before) give_back(before);
+    before = 0;
+  }
+
+  // Leaves in `stages` how many it didn't get to, since a copy is missing. The last products are still in flight.
+  template <Layout kLayout>
+  __device__ __forceinline__ void multiply_segment(StageProduct<kLayout, I::kN>& product, uint32_t& stages,
+                                                   uint32_t& before) {
     product.start_segment();
 #pragma unroll 1
     do {
       ring.wait_full();
       const uint32_t bytes = ptx::load_shared(ring.length(block));
-      if (bytes == 0) {
-        product.damaged = 1;
-        break;
-      }
+      if (bytes == 0) break;
       product.stage(ring.stage(block), bytes, ring.x(), [&] {
         if (before) give_back(before);
       });
       before = ring.empty();
       ring.next();
     } while (--stages);
-    product.finish();
-    if (before) give_back(before);
   }
 
   __device__ __forceinline__ uint32_t place() const {

@@ -1,6 +1,20 @@
 // The fused product with nibble matrices.
 //
+// A round multiplies a stage, every check and wait included; patches aren't, but asking whether there are some is.
+//
 // expects: UBLKCP HGMMA
+// hot loop: unweight_linear_nibble_8 64
+// budget: unweight_linear_nibble_8 2.4
+// hot loop: unweight_linear_nibble_16 64
+// budget: unweight_linear_nibble_16 2.4
+// hot loop: unweight_linear_nibble_32 64
+// budget: unweight_linear_nibble_32 2.4
+// hot loop: unweight_linear_nibble_64 64
+// budget: unweight_linear_nibble_64 2.4
+// hot loop: unweight_linear_nibble_128 64
+// budget: unweight_linear_nibble_128 2.4
+// hot loop: unweight_linear_nibble_256 64
+// budget: unweight_linear_nibble_256 2.6
 #include "linear.cuh"
 
 namespace unweight::cuda {
