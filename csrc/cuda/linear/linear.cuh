@@ -89,7 +89,8 @@ struct Consumer {
   template <Layout kLayout>
   __device__ __forceinline__ void multiply_segment(StageProduct<kLayout, I::kN>& product, uint32_t& stages) {
     uint32_t before = 0;  // the barrier of a slot that isn't given back
-    product.start_segment();
+    // All stages of a raw matrix have to be raw: there is no table.
+    product.start_segment(I::kLayout == I::kAny && matrix.layout == Layout::kRaw ? kNoCode : kStart);
 #pragma unroll 1
     do {
       ring.wait_full();
