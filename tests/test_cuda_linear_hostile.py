@@ -21,7 +21,7 @@ from unweight_ext import reference
 
 slow = pytest.mark.slow
 EXAMPLES = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-MORE_EXAMPLES = settings(EXAMPLES, max_examples=150)
+MORE_EXAMPLES = settings(EXAMPLES, max_examples=60)
 TOKENS = 2
 
 

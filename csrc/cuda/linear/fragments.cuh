@@ -213,9 +213,6 @@ struct Fragments<Layout::kNibble> {
   }
 };
 
-// Of streams: they start in the next stage that isn't raw, or there is no code that they could be written in.
-constexpr uint32_t kStart = 1, kNoCode = 2;
-
 template <>
 struct Fragments<Layout::kHuffman> {
   const LanePlaces<Layout::kHuffman>& lane;
@@ -237,11 +234,8 @@ struct Fragments<Layout::kHuffman> {
     good = static_cast<int32_t>((section - kHuffmanSections / 4) | (stage_end - patches.end)) >= 0;
     if (good && start) {
       ptx::rare();
-      good = start != kNoCode;
-      if (good) {
-        words.start(streams, lane.lane4 / 4);
-        start = 0;
-      }
+      words.start(streams, lane.lane4 / 4);
+      start = 0;
     }
   }
 

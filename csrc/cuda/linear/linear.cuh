@@ -89,8 +89,7 @@ struct Consumer {
   template <Layout kLayout>
   __device__ __forceinline__ void multiply_segment(StageProduct<kLayout, I::kN>& product, uint32_t& stages) {
     uint32_t before = 0;  // the barrier of a slot that isn't given back
-    // All stages of a raw matrix have to be raw: there is no table.
-    product.start_segment(I::kLayout == I::kAny && matrix.layout == Layout::kRaw ? kNoCode : kStart);
+    product.start_segment();
 #pragma unroll 1
     do {
       ring.wait_full();
@@ -99,7 +98,7 @@ struct Consumer {
         product.damaged = 1;
         break;
       }
-      product.stage(ring.stage(block), bytes, ring.x(), [&] {
+      product.stage(ring.stage(block), usable(bytes), ring.x(), [&] {
         if (before) give_back(before);
       });
       before = ring.empty();
@@ -107,6 +106,13 @@ struct Consumer {
     } while (--stages);
     product.finish();
     if (before) give_back(before);
+  }
+
+  // A raw matrix has no code, and goes huffman's way where the layout isn't known: a stage of it that says to this warp
+  // that it is coded is one without bytes.
+  __device__ __forceinline__ uint32_t usable(uint32_t bytes) const {
+    if (I::kLayout != I::kAny || matrix.layout != Layout::kRaw) return bytes;
+    return WarpHeader{ptx::load_shared(ring.stage(block) + 4 * warp)}.is_raw() ? bytes : 0;
   }
 
   __device__ __forceinline__ uint32_t place() const {

@@ -1,4 +1,18 @@
 // The fused product with huffman matrices.
+// A round multiplies a stage, every check and wait included; patches aren't, but asking whether there are some is.
+//
+// hot loop: unweight_linear_huffman_8 64
+// budget: unweight_linear_huffman_8 5.21
+// hot loop: unweight_linear_huffman_16 64
+// budget: unweight_linear_huffman_16 5.21
+// hot loop: unweight_linear_huffman_32 64
+// budget: unweight_linear_huffman_32 5.21
+// hot loop: unweight_linear_huffman_64 64
+// budget: unweight_linear_huffman_64 5.21
+// hot loop: unweight_linear_huffman_128 64
+// budget: unweight_linear_huffman_128 5.21
+// hot loop: unweight_linear_huffman_256 64
+// budget: unweight_linear_huffman_256 5.5
 //
 // expects: UBLKCP HGMMA
 #include "linear.cuh"

@@ -1,4 +1,18 @@
 // The fused product with nibble matrices.
+// A round multiplies a stage, every check and wait included; patches aren't, but asking whether there are some is.
+//
+// hot loop: unweight_linear_nibble_8 64
+// budget: unweight_linear_nibble_8 2.6
+// hot loop: unweight_linear_nibble_16 64
+// budget: unweight_linear_nibble_16 2.6
+// hot loop: unweight_linear_nibble_32 64
+// budget: unweight_linear_nibble_32 2.6
+// hot loop: unweight_linear_nibble_64 64
+// budget: unweight_linear_nibble_64 2.6
+// hot loop: unweight_linear_nibble_128 64
+// budget: unweight_linear_nibble_128 2.6
+// hot loop: unweight_linear_nibble_256 64
+// budget: unweight_linear_nibble_256 2.9
 //
 // expects: UBLKCP HGMMA
 #include "linear.cuh"

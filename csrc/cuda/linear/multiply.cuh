@@ -13,7 +13,7 @@ template <Layout kLayout, int kTokens>
 struct StageProduct {
   float sums[kTokens / 2];
   LaneStreams streams;
-  uint32_t starts;   // kStart, kNoCode, or 0: the streams run on
+  uint32_t starts;   // the streams start in the next stage that isn't raw
   uint32_t damaged;  // not 0: a part of the stages couldn't be read, and this warp's 16 rows are worth nothing
   LanePlaces<kLayout> lane;
 
@@ -30,7 +30,7 @@ struct StageProduct {
     start_segment();
   }
   // Before the first stage of each segment.
-  __device__ __forceinline__ void start_segment(uint32_t start = kStart) { starts = start; }
+  __device__ __forceinline__ void start_segment() { starts = 1; }
 
   // Multiplies one stage with the slot's x. `bytes`: a multiple of 16, and not less than kHuffmanSections. Returns with
   // the stage's last products in flight: they read x until the next stage has called `release`, or until `finish`.
