@@ -183,4 +183,11 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   }
 }
 
+// A kernel of a file's kLayout. tools/native_build.py finds kernels by these lines, so the whole name stands in them.
+#define UNWEIGHT_LINEAR_KERNEL(name, tokens)                                             \
+  extern "C" __global__ void __launch_bounds__((Instance<kLayout, tokens>::kThreads), 1) \
+      name(const __grid_constant__ LinearArgument a) {                                   \
+    linear<kLayout, tokens>(a);                                                          \
+  }
+
 }  // namespace unweight::cuda
