@@ -4,21 +4,24 @@ decoded are NaN. The product doesn't look at checksums, so what is wrong is told
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import linear_reference as stepped
 import numpy as np
 import pytest
 import torch
 from cuda_reading import ANY, NAN, Loaded, layout_number
-from hostile import CASES, COLUMNS, PACKED, Damaged, warp_header
+from hostile import CASES, COLUMNS, PACKED, Damaged, forge_unit, warp_header
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from linear_product import Product, Weight, assert_same, config, packed, tokens
 from samples import LAYOUTS
 
+from unweight_ext import reference
+
 slow = pytest.mark.slow
 EXAMPLES = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-MORE_EXAMPLES = settings(EXAMPLES, max_examples=150)
+MORE_EXAMPLES = settings(EXAMPLES, max_examples=60)
 TOKENS = 2
 
 
@@ -30,8 +33,17 @@ def multiply(damaged: Damaged, layout: int, size: int = 8) -> np.ndarray:
     return product.run()[0]
 
 
+@cache
+def before_damage(layout: str) -> np.ndarray:
+    """Products of all rows, float32 [TOKENS, N]."""
+    bits = reference.unpack(PACKED[layout])
+    return stepped.sum_chain(stepped.to_float(bits), stepped.to_float(tokens(TOKENS, COLUMNS[layout]))).T
+
+
 def check(damaged: Damaged, layout: int = ANY, *, exact: bool = False) -> None:
-    """Rows that can be decoded are right or NaN; the others are NaN. may_differ: they may also be something else.
+    """Rows that can be decoded are right or NaN; the others are NaN, or what they were before the damage: of a stage
+    whose headers don't agree on being raw, the product believes each, a look-up the first. may_differ: rows that can be
+    decoded may also be something else.
 
     A few rows are looked up: one of each warp, at least.
     """
@@ -43,7 +55,11 @@ def check(damaged: Damaged, layout: int = ANY, *, exact: bool = False) -> None:
     rows = np.unique([*range(5, loaded.rows, 16), loaded.rows - 1])
     found = loaded.embedding(rows.tolist()).view(torch.int16).numpy().view(np.uint16)
     got, bad = got[:, rows], (found == NAN).all(axis=1)
-    assert np.isnan(got[:, bad]).all(), f"rows {rows[bad & ~np.isnan(got).all(axis=0)].tolist()} aren't NaN"
+    fine = np.isnan(got)
+    for name in LAYOUTS[:3]:
+        if PACKED[name].shape == damaged.packed.shape and COLUMNS[name] == damaged.columns:
+            fine |= got == before_damage(name)[:, rows]
+    assert fine[:, bad].all(), f"rows {rows[bad & ~fine.all(axis=0)].tolist()} aren't NaN"
     if damaged.may_differ:
         return
     expected = stepped.sum_chain(stepped.to_float(found), stepped.to_float(tokens(TOKENS, damaged.columns))).T
@@ -69,6 +85,13 @@ def test_undamaged(layout: str) -> None:
     """The check itself: rows are right, and NaN only where a weight is."""
     for known in (ANY, layout_number(layout)):
         check(Damaged(PACKED[layout], COLUMNS[layout]), known, exact=True)
+
+
+def test_headers_that_do_not_agree() -> None:
+    """Found by chance: the first warp's header isn't that of a raw stage any more, the others' are; a raw matrix, which
+    has no code, says of a stage that it is written in one."""
+    check(forge_unit("huffman", 0.25, [0, None, None, None]))
+    check(forge_unit("raw", 0.0, [None, None, None, 2052]))
 
 
 def test_archives_are_not_multiplied() -> None:

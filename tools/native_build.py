@@ -231,7 +231,8 @@ def cuda_sources() -> list[Path]:
 
 def kernel_names(source: Path) -> list[str]:
     """The kernels that a .cu file defines."""
-    return re.findall(r'^extern "C" __global__[^;{]*?\b(unweight_\w+)\(', source.read_text(), re.MULTILINE)
+    written = r'^(?:extern "C" __global__[^;{]*?\b|UNWEIGHT_\w+_KERNEL\()(unweight_\w+)[(,]'  # out, or by a macro
+    return re.findall(written, source.read_text(), re.MULTILINE)
 
 
 def write_kernel_list(directory: Path) -> None:

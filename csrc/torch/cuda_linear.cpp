@@ -22,12 +22,7 @@ namespace {
 constexpr int64_t kRuns = -1;  // runs of kInvariantTokens rows, each with the smallest
 constexpr int64_t kMostTokens = cuda::kLinearConfigs[cuda::kLinearConfigCount - 1].tokens;
 
-cuda::LinearConfig smallest_config(int64_t rows) {
-  const auto* end = std::end(cuda::kLinearConfigs);
-  const auto* found = std::find_if(std::begin(cuda::kLinearConfigs), end,
-                                   [rows](const cuda::LinearConfig& config) { return config.tokens >= rows; });
-  return found == end ? end[-1] : *found;
-}
+cuda::LinearConfig config_for(uint64_t rows) { return cuda::kLinearConfigs[cuda::smallest_config(rows)]; }
 
 // x as the kernel reads it, with rows at multiples of 16 bytes: itself where it can be, else a copy.
 struct AlignedRows {
@@ -98,7 +93,6 @@ using Operands = std::vector<Operand>;
 // same in every company.
 std::vector<Tensor> multiply_fused(TorchDevice& device, const Tensor& x, const Operands& weights,
                                    const OptionalTensor& offs, ScalarType out, int64_t tokens) {
-  check_fused_device(x.get_device_index());
   const AlignedRows rows = aligned_rows(x);
   OptionalTensor ends;
   if (offs) ends = dense(*offs);
@@ -119,12 +113,12 @@ std::vector<Tensor> multiply_fused(TorchDevice& device, const Tensor& x, const O
     cuda::clear_rest(device, {call.offsets, call.weights[0].y, call.tokens, call.weights[0].y_stride * element,
                               call.weights[0].packed.matrices});
   if (tokens != kRuns) {
-    cuda::linear(device, call, smallest_config(tokens));
+    cuda::linear(device, call, config_for(static_cast<uint64_t>(tokens)));
     return results;
   }
   for (int64_t first = 0; first < rows.count; first += cuda::kInvariantTokens) {
     call.tokens = static_cast<uint64_t>(std::min<int64_t>(cuda::kInvariantTokens, rows.count - first));
-    cuda::linear(device, call, smallest_config(static_cast<int64_t>(call.tokens)));
+    cuda::linear(device, call, config_for(call.tokens));
     device.release();
     call.x += cuda::kInvariantTokens * call.x_stride * x.element_size();
     for (cuda::LinearWeight& w : call.weights) w.y += cuda::kInvariantTokens * w.y_stride * element;
@@ -201,6 +195,7 @@ Tensor linear_config_cuda(const Tensor& x, const Tensor& packed_w, const Optiona
   if (row_count(x) == 0) return new_result(x, w.out_features(), out);
   if (tokens == kScratch) return multiply_in_scratch(x, w, out);
   check_dtype("x", x, ScalarType::BFloat16);
+  check_fused_device(x.get_device_index());
   const auto device = cuda_device(packed_w);
   return multiply_fused(*device, x, {w}, {}, out, tokens)[0];
 }
@@ -237,6 +232,7 @@ Tensor grouped_linear_cuda(const Tensor& x, const Tensor& packed_w, const Tensor
     const std::vector<int64_t> sizes{x.size(0), w.out_features()};
     return torch::stable::new_zeros(x, sizes, out);
   }
+  check_fused_device(x.get_device_index());
   const auto device = cuda_device(packed_w);
   return multiply_fused(*device, x, {w}, offs, out, choose_for_groups(x, w, *device))[0];
 }

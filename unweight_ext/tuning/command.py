@@ -91,7 +91,7 @@ def _measure(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         return failed(f"no GPU here that torch {torch.__version__} can use; --explain needs none", args.json, UNUSABLE)
     device = torch.device("cuda", torch.cuda.current_device())
-    if problem := ops.cuda_problem(device):
+    if problem := ops.fused_problem(device):
         return failed(problem, args.json, UNUSABLE)
     gpu = torch.cuda.get_device_name(device)
     path = Path(args.output) if args.output else default_path(gpu)

@@ -24,6 +24,14 @@ constexpr int linear_warpgroups(int tokens) {
     if (config.tokens == tokens) return config.warpgroups;
   return 0;
 }
+
+// The first of them that takes so many tokens at once, else the last.
+constexpr int smallest_config(uint64_t tokens) {
+  int i = 0;
+  while (i + 1 < kLinearConfigCount && static_cast<uint64_t>(kLinearConfigs[i].tokens) < tokens) i++;
+  return i;
+}
+
 constexpr int kInvariantTokens = 64;  // up to here a row's result doesn't depend on the number of rows
 
 constexpr int kLoaderWarps = 3;  // copy activations

@@ -37,14 +37,14 @@ struct Consumer {
     // nibble's sums are scaled by 2^(112 - base). Of a damaged matrix nothing is read.
     const bool nibble = layout == Layout::kNibble;
     const float scale = nibble ? __uint_as_float((matrix.nibble_base + 127 - kNibbleScaledBase) << 23) : 1;
-    if (lane() == 0) Place::park_job(place(), job.weight, job.tile, good ? scale : kNaN, good, nibble);
+    if (lane() == 0) Place::park_job(place(), job.weight, job.tile, good ? scale : kNaN, good, layout);
     if (I::kHasTable && good && layout == Layout::kHuffman) fill_table(matrix.bytes);
   }
 
   __device__ __forceinline__ void work(const Job& job, const GroupWork& group) {
     if constexpr (I::kLayout != I::kAny)
       multiply_group<static_cast<Layout>(I::kLayout)>(job, group);
-    else if (ptx::uniform(Place::is_nibble(place())))
+    else if (ptx::uniform(Place::layout(place()) == Layout::kNibble))
       multiply_group<Layout::kNibble>(job, group);
     else  // huffman's stages may be raw: those of a raw matrix all are
       multiply_group<Layout::kHuffman>(job, group);
@@ -120,12 +120,19 @@ struct Consumer {
       ring.wait_full();
       const uint32_t bytes = ptx::load_shared(ring.length(block));
       if (bytes == 0) break;
-      product.stage(ring.stage(block), bytes, ring.x(), [&] {
+      product.stage(ring.stage(block), usable(bytes), ring.x(), [&] {
         if (before) give_back(before);
       });
       before = ring.empty();
       ring.next();
     } while (--stages);
+  }
+
+  // A raw matrix has no code, and goes huffman's way where the layout isn't known: a stage of it that says to this warp
+  // that it is coded is one without bytes.
+  __device__ __forceinline__ uint32_t usable(uint32_t bytes) const {
+    if (I::kLayout != I::kAny || Place::layout(place()) != Layout::kRaw) return bytes;
+    return WarpHeader{ptx::load_shared(ring.stage(block) + 4 * (warp() % kWarps))}.is_raw() ? bytes : 0;
   }
 
   __device__ __forceinline__ uint32_t place() const {
@@ -184,5 +191,12 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
     Gatherer<I>(a, Ring<I>(shared).work(), warp / kWarps).gather();
   }
 }
+
+// A kernel of a file's kLayout. tools/native_build.py finds kernels by these lines, so the whole name stands in them.
+#define UNWEIGHT_LINEAR_KERNEL(name, tokens)                                             \
+  extern "C" __global__ void __launch_bounds__((Instance<kLayout, tokens>::kThreads), 1) \
+      name(const __grid_constant__ LinearArgument a) {                                   \
+    linear<kLayout, tokens>(a);                                                          \
+  }
 
 }  // namespace unweight::cuda

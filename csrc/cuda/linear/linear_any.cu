@@ -7,28 +7,11 @@ namespace unweight::cuda {
 
 constexpr int kLayout = -1;
 
-extern "C" __global__ void __launch_bounds__(512, 1) unweight_linear_any_8(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 8>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(512, 1) unweight_linear_any_16(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 16>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(512, 1) unweight_linear_any_32(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 32>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(512, 1) unweight_linear_any_64(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 64>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(384, 1) unweight_linear_any_128(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 128>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(384, 1) unweight_linear_any_256(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 256>(a);
-}
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_any_8, 8)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_any_16, 16)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_any_32, 32)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_any_64, 64)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_any_128, 128)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_any_256, 256)
 
 }  // namespace unweight::cuda

@@ -1,5 +1,4 @@
 // The fused product with huffman matrices.
-//
 // A round multiplies a stage, every check and wait included; patches aren't, but asking whether there are some is.
 //
 // expects: UBLKCP HGMMA
@@ -21,34 +20,11 @@ namespace unweight::cuda {
 
 constexpr int kLayout = static_cast<int>(Layout::kHuffman);
 
-extern "C" __global__ void __launch_bounds__(512, 1)
-    unweight_linear_huffman_8(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 8>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(512, 1)
-    unweight_linear_huffman_16(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 16>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(512, 1)
-    unweight_linear_huffman_32(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 32>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(512, 1)
-    unweight_linear_huffman_64(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 64>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(384, 1)
-    unweight_linear_huffman_128(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 128>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(384, 1)
-    unweight_linear_huffman_256(const __grid_constant__ LinearArgument a) {
-  linear<kLayout, 256>(a);
-}
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_huffman_8, 8)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_huffman_16, 16)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_huffman_32, 32)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_huffman_64, 64)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_huffman_128, 128)
+UNWEIGHT_LINEAR_KERNEL(unweight_linear_huffman_256, 256)
 
 }  // namespace unweight::cuda

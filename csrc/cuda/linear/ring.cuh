@@ -3,6 +3,7 @@
 #pragma once
 #include "../../format/header.h"
 #include "../ptx.cuh"
+#include "../staging.cuh"
 #include "config.h"
 #include "walk.cuh"
 
@@ -22,11 +23,6 @@ struct Instance {
   static constexpr bool kMovesRegisters = kTokens >= 128;
 };
 
-static __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-  while (!ptx::mbarrier_try_wait(barrier, parity)) {
-  }
-}
-
 template <class I>
 struct Ring {
   uint32_t shared;  // the address of everything
@@ -42,8 +38,8 @@ struct Ring {
   }
   __device__ __forceinline__ uint32_t full() const { return shared + I::kShared.barriers + 8 * slot; }
   __device__ __forceinline__ uint32_t empty() const { return full() + 8 * I::kShared.slots; }
-  __device__ __forceinline__ void wait_full() const { wait(full(), phase); }
-  __device__ __forceinline__ void wait_empty() const { wait(empty(), phase ^ 1); }
+  __device__ __forceinline__ void wait_full() const { wait_phase(full(), phase); }
+  __device__ __forceinline__ void wait_empty() const { wait_phase(empty(), phase ^ 1); }
   __device__ __forceinline__ void next() {
     slot = slot + 1 == I::kShared.slots ? 0 : slot + 1;
     phase ^= slot == 0;

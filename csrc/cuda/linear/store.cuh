@@ -20,14 +20,14 @@ struct Place {
 
   // By one lane.
   static __device__ __forceinline__ void park_job(uint32_t address, uint32_t weight, const Tile& tile, float scale,
-                                                  bool good, bool nibble) {
+                                                  bool good, Layout layout) {
     ptx::store_shared(address, weight);
     ptx::store_shared(address + 4, tile.matrix);
     ptx::store_shared(address + 8, tile.first_token);
     ptx::store_shared(address + 12, tile.tokens);
     ptx::store_shared(address + 16, __float_as_uint(scale));
     ptx::store_shared(address + 28, good);
-    ptx::store_shared(address + 32, nibble);
+    ptx::store_shared(address + 32, static_cast<uint32_t>(layout));
   }
   static __device__ __forceinline__ void park_group(uint32_t address, Kind kind, uint32_t block) {
     ptx::store_shared(address + 20, kind);
@@ -35,7 +35,9 @@ struct Place {
   }
   // By all lanes, when the warp has met.
   static __device__ __forceinline__ uint32_t is_good(uint32_t address) { return ptx::load_shared(address + 28); }
-  static __device__ __forceinline__ uint32_t is_nibble(uint32_t address) { return ptx::load_shared(address + 32); }
+  static __device__ __forceinline__ Layout layout(uint32_t address) {
+    return static_cast<Layout>(ptx::load_shared(address + 32));
+  }
   // By all lanes. Nothing is parked while some may still read.
   static __device__ __forceinline__ Place parked(uint32_t address) {
     uint32_t w[7];
