@@ -86,7 +86,7 @@ struct Consumer {
     park_group(job, group);
     const uint32_t begin = group.begin_of(block);
     const uint32_t end = ptx::uniform(Place::is_good(place())) ? group.end_of(block) : 0;
-    StageProduct<kLayout, I::kN> product(table(), warp() % kWarps, ptx::pinned(lane()));
+    StageProduct<kLayout, I::kN> product(table(), ptx::uniform(warp() % kWarps), ptx::pinned(lane()));
     product.start_chain();
     uint32_t before = 0;  // the barrier of a slot that isn't given back
 #pragma unroll 1

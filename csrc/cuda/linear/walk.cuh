@@ -129,7 +129,7 @@ struct SharedWork {
   };
   static_assert(kTiles + 1 == kShareWords);
 
-  __device__ __forceinline__ uint32_t get(Word word) const { return ptx::load_shared(address + 4 * word); }
+  __device__ __forceinline__ uint32_t get(Word word) const { return ptx::uniform(ptx::load_shared(address + 4 * word)); }
   // All lanes call it.
   __device__ __forceinline__ void set(Word word, uint32_t value) const {
     __syncwarp();
