@@ -31,9 +31,9 @@ def test_the_first_stages_are_asked_for(size: int, layout: str) -> None:
 
 
 def test_all_weights_of_a_launch_have_a_first() -> None:
-    shapes = ((130, 300), (200, 300), (64, 300))
-    weights = [Weight(packed("trained", shape, "huffman"), 300) for shape in shapes]
-    asked, copied = prefetched(Product(weights, tokens(3, 300), config(8), multiprocessors=8))
+    # 18 stages each: chunks begin with the 1st, 14th, 28th and 41st.
+    weights = [Weight(packed("trained", (130, 700), "huffman"), 700) for _ in range(3)]
+    asked, copied = prefetched(Product(weights, tokens(3, 700), config(8), multiprocessors=8))
     assert {name for name, _, _ in asked} == {"packed0", "packed1", "packed2"}
     assert {one for one in asked if one[1]} <= copied
 
