@@ -54,6 +54,7 @@ class Product:
     gap: int = 0  # elements between two rows of x, beside those that make the stride a multiple of 8
     multiprocessors: int = 3
     seed: int = 0
+    next: np.ndarray | None = None  # packed weight that the kernel is told comes next
 
     def run(self) -> list[np.ndarray]:
         """y of each weight [M, N]: uint16, or float32. Any report of the interpreter is an error."""
@@ -91,7 +92,10 @@ class Product:
         offsets = 0
         if self.offsets is not None:
             offsets = device.tensor(np.array(self.offsets, np.int32), "offsets")
-        return native.LinearCall(weights, tokens, x, stride, offsets, self.float_output)
+        after, after_bytes = 0, 0
+        if self.next is not None:
+            after, after_bytes = device.tensor(self.next.reshape(-1), "next"), self.next.size
+        return native.LinearCall(weights, tokens, x, stride, offsets, self.float_output, after, after_bytes)
 
     @property
     def _size(self) -> int:

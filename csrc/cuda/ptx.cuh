@@ -178,6 +178,12 @@ UNWEIGHT_PTX void launch_dependents() { asm volatile("griddepcontrol.launch_depe
 // Until the launches before this one have ended, and what they wrote is there.
 UNWEIGHT_PTX void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// Reads a word of global memory so that its line is in the L1. Nobody waits for it.
+UNWEIGHT_PTX void touch(const void* from) {
+  uint32_t ignored;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(ignored) : "l"(__cvta_generic_to_global(from)) : "memory");
+}
+
 // Into the L2, nowhere else. Address and size are multiples of 16.
 UNWEIGHT_PTX void prefetch(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes)

@@ -27,9 +27,11 @@ void bind_linear(pybind11::module_& m) {
       }));
   py::class_<LinearCall>(m, "LinearCall")
       .def(py::init([](std::vector<LinearWeight> weights, uint64_t tokens, DeviceAddress x, uint64_t x_stride,
-                       DeviceAddress offsets, bool float_output) {
-        return LinearCall{std::move(weights), tokens, x, x_stride, offsets, float_output};
-      }));
+                       DeviceAddress offsets, bool float_output, DeviceAddress next, uint64_t next_bytes) {
+             return LinearCall{std::move(weights), tokens, x, x_stride, offsets, float_output, next, next_bytes};
+           }),
+           py::arg("weights"), py::arg("tokens"), py::arg("x"), py::arg("x_stride"), py::arg("offsets"),
+           py::arg("float_output"), py::arg("next") = 0, py::arg("next_bytes") = 0);
   m.def("linear", [](py::object object, const LinearCall& call, const LinearConfig& config) {
     PythonDevice device(std::move(object));
     cuda::linear(device, call, config);

@@ -29,6 +29,10 @@ struct LinearArgument {
   DeviceAddress flags;     // u64 [chunks][warpgroups][flag_rows][4 warps]: the nonce when such sums are there
   uint64_t nonce;          // of the launch, not 0
   uint32_t float_output;   // y is FP32, else BF16
+  // The packed matrix that the next product reads, so that the memory isn't idle in between; 0: it isn't known.
+  DeviceAddress next;
+  uint64_t next_bytes;
+  uint32_t multiprocessors;
 };
 
 // Where sheets are tiles, each has the rows of its tokens.

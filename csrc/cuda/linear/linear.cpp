@@ -57,6 +57,7 @@ void check(const LinearCall& call) {
   if (call.offsets % 4) fail("offsets: lies ", call.offsets % 4, " bytes behind a multiple of 4 in memory, expected 0");
   if (call.tokens > INT32_MAX) fail("x: ", call.tokens, " rows, allowed are 2^31 - 1 in one call");
   if (call.x % 16) fail("x: lies ", call.x % 16, " bytes behind a multiple of 16 in memory, expected 0");
+  if (call.next % 16) fail("next: lies ", call.next % 16, " bytes behind a multiple of 16 in memory, expected 0");
   if (call.x_stride % 8) fail("x: rows ", call.x_stride, " elements apart, expected a multiple of 8");
 }
 
@@ -101,9 +102,9 @@ LinearCut cut_linear(const LinearCall& call, const LinearConfig& config, int mul
   const auto ctas = [&](uint64_t parts) {
     return static_cast<uint32_t>(std::min<uint64_t>(multiprocessors, std::max<uint64_t>(parts * tiles, 1)));
   };
-  if (call.tokens > kInvariantTokens) return {ctas(units), ctas(units), false};
+  if (call.tokens > kInvariantTokens) return {ctas(units), ctas(units), false, static_cast<uint32_t>(multiprocessors)};
   const uint32_t chunks = tile_chunks(cost, static_cast<uint32_t>(least), static_cast<uint32_t>(multiprocessors));
-  return {ctas(chunks), chunks, true};
+  return {ctas(chunks), chunks, true, static_cast<uint32_t>(multiprocessors)};
 }
 
 uint64_t partial_bytes(const LinearCall& call, const LinearConfig& config, const LinearCut& cut) {
@@ -133,6 +134,11 @@ std::vector<LaunchPlan> plan_linear(const LinearCall& call, const LinearConfig& 
   a.flags = flags;
   a.nonce = next_nonce();
   a.float_output = call.float_output;
+  if (cut.tile_sheets) {  // with more tokens the memory isn't what a product waits for
+    a.next = call.next;
+    a.next_bytes = call.next_bytes;
+  }
+  a.multiprocessors = cut.multiprocessors;
   const bool raw_stages = layout != static_cast<int>(Layout::kNibble);
   const bool table = layout == kAnyLayout || layout == static_cast<int>(Layout::kHuffman);
   const uint32_t threads = kWarpgroupThreads * static_cast<uint32_t>(config.warpgroups + 1);

@@ -174,17 +174,21 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   const uint32_t warp = __shfl_sync(kAllLanes, threadIdx.x / kLanes, 0);
   if (threadIdx.x == 0) Ring<I>(shared).make_barriers();
   if (threadIdx.x < 3) ptx::store_shared(shared + I::kShared.code + 4 * threadIdx.x, 0);  // none
-  if (warp == I::kConsumers / kLanes) prefetch_first_stages<I>(a);
+  const void* read_first = nullptr;
+  if (warp == I::kConsumers / kLanes) read_first = prefetch_own<I>(a);
   ptx::wait_for_launches();
+  if (read_first) ptx::touch(read_first);
   if (warp == 0) Ring<I>(shared).work().template make<kTokens>(a);
   __syncthreads();
 
   if (warp >= I::kConsumers / kLanes) {
     if constexpr (I::kMovesRegisters) ptx::release_registers<56>();
-    if (warp == I::kConsumers / kLanes)
+    if (warp == I::kConsumers / kLanes) {
       WeightCopier<I>(a, Ring<I>(shared)).copy();
-    else
+      prefetch_next<I>(a);
+    } else {
       TokenCopier<I>(a, Ring<I>(shared), warp - I::kConsumers / kLanes - 1).copy();
+    }
   } else {
     if constexpr (I::kMovesRegisters) ptx::acquire_registers<224>();
     Consumer<I>(a, shared, warp).consume();

@@ -21,6 +21,9 @@ struct LinearCall {
   uint64_t x_stride;          // elements from row to row, a multiple of 8
   DeviceAddress offsets = 0;  // i32 [matrices], ends of the experts' rows; 0: one matrix
   bool float_output = false;  // y is FP32, else BF16
+  // The one matrix that the product after this one reads: a hint, which the result doesn't depend on. 0: none.
+  DeviceAddress next = 0;
+  uint64_t next_bytes = 0;
 };
 
 // Nothing waits for the device. Weights that the header contradicts, and rows of 16 whose bytes are damaged, give NaN.
@@ -32,6 +35,7 @@ struct LinearCut {
   uint32_t ctas;
   uint32_t chunks;   // of a sheet, at most ctas
   bool tile_sheets;  // each tile is a sheet, else all are one
+  uint32_t multiprocessors;
 };
 LinearCut cut_linear(const LinearCall& call, const LinearConfig& config, int multiprocessors);
 

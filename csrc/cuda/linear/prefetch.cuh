@@ -1,9 +1,10 @@
-// What a CTA reads first, asked for while the kernel before is still running: the table and the first stages of its
-// first blocks are in the L2 when the copies begin.
+// Stages that a product begins with, asked for before it is their turn, so that the memory has something to do while
+// one kernel ends and the next one begins. Twice: by the kernel itself, while the one before is still running; and by
+// that one, when it has copied all of its own, if it was told which weight comes next.
 //
-// The kernel before may be writing that very weight. So what is read here (volatile: from the L2, not kept in an L1)
-// only says where to prefetch, clamped to the weight, and all of it is read again behind griddepcontrol.wait. The L2 is
-// where all of them meet: what is prefetched there and written later is what was written.
+// Somebody may be writing that very weight. So what is read here (volatile: from the L2, not kept in an L1) only says
+// where to prefetch, clamped to the weight, and all of it is read again behind griddepcontrol.wait. The L2 is where all
+// of them meet: what is prefetched there and written later is what was written.
 #pragma once
 #include "../../format/code.h"
 #include "ring.cuh"
@@ -11,42 +12,87 @@
 
 namespace unweight::cuda {
 
-// One warp; lane `slot * warpgroups + block` asks for a stage. Nothing for experts: the kernel before may have decided
-// which of them have rows.
-template <class I>
-static __device__ __forceinline__ void prefetch_first_stages(const LinearArgument& a) {
-  constexpr uint32_t kGroup = I::kWarpgroups, kHead = (kHeaderBytes + kCodeCountBytes + 2 * 256 + 15) / 16 * 16;
-  static_assert(I::kShared.slots * kGroup < kLanes, "a lane a stage, and one for the header");
-  if (a.offsets) return;
-  const uint32_t chunk = chunk_of(blockIdx.x, gridDim.x, 0, a.chunks);
-  if (chunk == kNoChunk) return;
-  const uint32_t tiles = a.tile_sheets ? 1 : ceil_quotient(a.tokens, I::kN);
-  const WorkShare share = share_of(chunk, a.chunks, Costs{a}, a.weight_count, tiles);
-  const uint32_t weight = share.first_job / tiles, lane = threadIdx.x % kLanes;
-  if (weight >= a.weight_count) return;
-  const PackedArgument& packed = a.weights[weight].packed;
-  const uint64_t bytes = packed.matrix_bytes;
-  const auto* matrix = reinterpret_cast<const uint8_t*>(packed.packed);
-  if (bytes < kHead) return;
-  if (lane == kLanes - 1) ptx::prefetch(matrix, kHead);
+constexpr uint32_t kLineBytes = 128;
 
-  const auto& header = *reinterpret_cast<const volatile Header*>(matrix);
-  const uint64_t index_at = header.index_offset, data_at = header.data_offset;
-  const uint32_t length = header.segment_stages;
-  if (length - 1 >= kLongestSegment || index_at % 4 || data_at % 16 || data_at > bytes) return;
-  const WorkShape shape{packed.blocks, packed.stages_per_block, length, kGroup};
-  uint32_t unit = share.units_begin(share.first_job, shape);
-  if (unit >= shape.units()) return;
-  const GroupWork group = take_group(shape, unit, shape.units());
-  const uint32_t block = lane % kGroup, stage = lane / kGroup, segment = group.first_segment();
-  if (stage >= min(I::kShared.slots, shape.stages_of(segment))) return;
-  if (segment < group.begin_of(block) || segment >= group.end_of(block)) return;
-  const uint64_t entry = uint64_t{group.group * kGroup + block} * shape.stages + segment * shape.segment_stages + stage;
-  if (index_at > bytes || 4 * (entry + 2) > bytes - index_at) return;
-  const auto* index = reinterpret_cast<const volatile uint32_t*>(matrix + index_at) + entry;
-  const uint32_t begin = index[0], end = index[1];
-  if (begin >= end || end > (bytes - data_at) / 16 || end - begin > I::kShared.stage_bytes / 16) return;
-  ptx::prefetch(matrix + data_at + 16 * uint64_t{begin}, 16 * (end - begin));
+// A matrix as far as it is needed here. All of its bytes may be anything.
+struct FirstStages {
+  const uint8_t* matrix;
+  uint64_t bytes;
+  uint32_t blocks, stages;  // stages of each block
+
+  // Header and code table, in whole lines.
+  static constexpr uint32_t kHead =
+      (kHeaderBytes + kCodeCountBytes + 2 * 256 + kLineBytes - 1) / kLineBytes * kLineBytes;
+
+  __device__ __forceinline__ const volatile Header& header() const {
+    return *reinterpret_cast<const volatile Header*>(matrix);
+  }
+
+  // Asks the L2 for the head of the matrix and for what a CTA's ring takes first when it begins with stage `first`. One
+  // warp; lane `slot * warpgroups + block` asks for a stage, others for lines of the head. Returns where the lane will
+  // have to read first of all: an index entry, or a line of the head; or nullptr.
+  template <class I>
+  __device__ __forceinline__ const void* prefetch(uint32_t first) const {
+    constexpr uint32_t kGroup = I::kWarpgroups, kHeadLines = kHead / kLineBytes;
+    static_assert(I::kShared.slots * kGroup + kHeadLines <= kLanes, "a lane a stage, and one a line of the head");
+    if (bytes < kHead) return nullptr;
+    const uint32_t lane = threadIdx.x % kLanes, line = kLanes - 1 - lane;
+    if (line < kHeadLines) {
+      ptx::prefetch(matrix + kLineBytes * line, kLineBytes);
+      return matrix + kLineBytes * line;
+    }
+    const uint64_t index_at = header().index_offset, data_at = header().data_offset;
+    const uint32_t length = header().segment_stages;
+    if (length - 1 >= kLongestSegment || index_at % 4 || data_at % 16 || data_at > bytes) return nullptr;
+    const WorkShape shape{blocks, stages, length, kGroup};
+    if (first >= shape.cost()) return nullptr;
+    uint32_t unit = shape.nearest_unit(first);
+    if (unit >= shape.units()) return nullptr;
+    const GroupWork group = take_group(shape, unit, shape.units());
+    const uint32_t block = lane % kGroup, stage = lane / kGroup, segment = group.first_segment();
+    if (stage >= min(I::kShared.slots, shape.stages_of(segment))) return nullptr;
+    if (segment < group.begin_of(block) || segment >= group.end_of(block)) return nullptr;
+    const uint64_t entry = uint64_t{group.group * kGroup + block} * stages + segment * length + stage;
+    if (index_at > bytes || 4 * (entry + 2) > bytes - index_at) return nullptr;
+    const auto* index = reinterpret_cast<const volatile uint32_t*>(matrix + index_at) + entry;
+    const uint32_t begin = index[0], end = index[1];
+    if (begin < end && end <= (bytes - data_at) / 16 && end - begin <= I::kShared.stage_bytes / 16)
+      ptx::prefetch(matrix + data_at + 16 * uint64_t{begin}, 16 * (end - begin));
+    return const_cast<const uint32_t*>(index);
+  }
+};
+
+// The CTA's own, of its first chunk. Nothing of experts: the kernel before may have decided which of them have rows.
+template <class I>
+static __device__ __forceinline__ const void* prefetch_own(const LinearArgument& a) {
+  const uint32_t chunk = a.offsets ? kNoChunk : chunk_of(blockIdx.x, gridDim.x, 0, a.chunks);
+  if (chunk == kNoChunk) return nullptr;
+  const uint32_t tiles = a.tile_sheets ? 1 : ceil_quotient(a.tokens, I::kN);
+  uint32_t job, stage;
+  find_border(chunk, a.chunks, Costs{a}, a.weight_count, tiles, job, stage);
+  if (job >= a.weight_count * tiles) return nullptr;
+  const PackedArgument& packed = a.weights[job / tiles].packed;
+  return FirstStages{reinterpret_cast<const uint8_t*>(packed.packed), packed.matrix_bytes, packed.blocks,
+                     packed.stages_per_block}
+      .template prefetch<I>(stage);
+}
+
+// Those of the weight that comes next, which a kernel of the same instance will multiply with as few tokens.
+template <class I>
+static __device__ __forceinline__ void prefetch_next(const LinearArgument& a) {
+  if (!a.next || a.next_bytes < kHeaderBytes) return;
+  FirstStages next{reinterpret_cast<const uint8_t*>(a.next), a.next_bytes};
+  const uint64_t rows = next.header().out_features, columns = next.header().in_features;
+  if (rows - 1 >= kMaxFeatures || columns - 1 >= kMaxFeatures) return;
+  next.blocks = static_cast<uint32_t>((rows + kBlockRows - 1) / kBlockRows);
+  next.stages = static_cast<uint32_t>((columns + kStageColumns - 1) / kStageColumns);
+  const uint64_t cost = uint64_t{next.blocks} * next.stages;
+  const uint32_t length = next.header().segment_stages;
+  if (cost > kMaxStages || length - 1 >= kLongestSegment) return;
+  const uint32_t chunks = tile_chunks(cost, length, a.multiprocessors);
+#pragma unroll 1
+  for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x)
+    next.template prefetch<I>(static_cast<uint32_t>(cost * chunk / chunks));
 }
 
 }  // namespace unweight::cuda
