@@ -4,14 +4,15 @@
 
 STABLE_TORCH_LIBRARY(unweight, m) {
   m.def(
-      "linear(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, bool exact=False, "
+      "linear(Tensor x, Tensor packed_w, Tensor? bias=None, Tensor? next_w=None, *, int layout=-1, bool exact=False, "
       "ScalarType? out_dtype=None) -> Tensor");
   m.def(
-      "grouped_linear(Tensor x, Tensor packed_w, Tensor offs, Tensor? bias=None, *, int layout=-1, bool exact=False, "
-      "ScalarType? out_dtype=None) -> Tensor");
+      "grouped_linear(Tensor x, Tensor packed_w, Tensor offs, Tensor? bias=None, Tensor? next_w=None, *, int "
+      "layout=-1, "
+      "bool exact=False, ScalarType? out_dtype=None) -> Tensor");
   m.def(
-      "linear_many(Tensor x, Tensor[] packed_w, Tensor?[] bias, *, int[] layouts=[], ScalarType? out_dtype=None) "
-      "-> Tensor[]");
+      "linear_many(Tensor x, Tensor[] packed_w, Tensor?[] bias, Tensor? next_w=None, *, int[] layouts=[], "
+      "ScalarType? out_dtype=None) -> Tensor[]");
   m.def(
       "_linear_config(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, int tokens, "
       "ScalarType? out_dtype=None) -> Tensor");

@@ -247,6 +247,36 @@ def experts(gpu: Gpu) -> None:
     refused(gpu, "packed_w: 2 dimensions, expected 3", name, x, packed[0], offs)
 
 
+def hints(gpu: Gpu) -> None:
+    """next_w: its first stages are asked for, whoever multiplies; results don't change."""
+    packed, x, following = pack("trained", N, K, "nibble"), tokens(3, K), pack("trained", 300, 500, "huffman")
+    offs = torch.tensor([3], dtype=torch.int32)
+    calls = (
+        ("linear", (x, packed, BIAS), {"layout": 2}),
+        ("linear_many", (x, [packed, packed], [BIAS, None]), {}),
+        ("grouped_linear", (x, packed[None].clone(), offs, BIAS[None]), {}),
+    )
+
+    def asked(name: str, *arguments: object, **options: object) -> tuple[Any, int]:
+        machine = gpu.device.machine
+        machine.counters.prefetched.clear()
+        result = gpu.call(name, *arguments, **options)
+        return result, sum(size for _, _, size in machine.counters.prefetched)
+
+    for name, arguments, options in calls:
+        plain, before = asked(name, *arguments, **options)
+        hinted, after = asked(name, *arguments, following, **options)
+        assert after > before + 4 * 64 * 128, (name, before, after)
+        pairs = zip(hinted, plain, strict=True) if name == "linear_many" else [(hinted, plain)]
+        assert all(same(a, b) for a, b in pairs)
+    # A view that starts at an odd address can't be prefetched from, and is no error.
+    odd = torch.zeros(following.numel() + 16, dtype=torch.uint8)[1:][: following.numel()].view(following.shape)
+    assert asked("linear", x, packed, BIAS, odd)[1] == asked("linear", x, packed, BIAS)[1]
+    refused(gpu, "next_w: dtype torch.bfloat16, expected torch.uint8", "linear", x, packed, BIAS, W)
+    refused(gpu, "next_w: shape [1, 300, ", "linear_many", x, [packed], [None], following[None])
+    refused(gpu, "next_w: is not contiguous", "grouped_linear", x, packed[None].clone(), offs, None, following.t())
+
+
 def captured(gpu: Gpu) -> None:
     """No product waits for the device, but that of experts with exact=True."""
     packed, x = pack("trained", N, K, "nibble"), tokens(3, K)
@@ -260,4 +290,4 @@ def captured(gpu: Gpu) -> None:
     refused(gpu, message, "grouped_linear", x, packed[None].clone(), offs, exact=True)
 
 
-CASES = (linear, scratch, rows, configs, choice, invariance, several, experts, captured)
+CASES = (linear, scratch, rows, configs, choice, invariance, several, experts, hints, captured)

@@ -56,6 +56,13 @@ def test_opcheck_linear(layout, grad, exact):
     for x, bias in ((tokens(2, 3, 129), tokens(65)), (tokens(129, dtype=torch.float32), None), (tokens(0, 129), None)):
         bias = () if bias is None else (bias.requires_grad_(grad),)
         opcheck(linear.default, (x.requires_grad_(grad), packed, *bias), {"exact": exact})
+    hinted = (
+        tokens(3, 129).requires_grad_(grad),
+        packed,
+        tokens(65).requires_grad_(grad),
+        pack(weight("trained", 3, 65), "nibble"),
+    )
+    opcheck(linear.default, hinted, {"exact": exact})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -65,10 +72,47 @@ def test_opcheck_several_weights(layout, grad, out_dtype):
     w = torch.stack([weight("trained", 65, 129, seed) for seed in range(3)])
     packed, x, offs = pack(w, layout, stacked=True), tokens(5, 129).requires_grad_(grad), torch.tensor([1, 1, 4]).int()
     bias = tokens(3, 65, seed=2).requires_grad_(grad)
-    for more in ((), (bias,)):
+    for more in ((), (bias,), (bias, packed[1])):
         opcheck(torch.ops.unweight.grouped_linear.default, (x, packed, offs, *more), {"out_dtype": out_dtype})
     arguments = (x, [packed[0], packed[2]], [None, tokens(65).requires_grad_(grad)])
-    opcheck(torch.ops.unweight.linear_many.default, arguments, {"layouts": [-1, -1], "out_dtype": out_dtype})
+    for more in ((), (packed[1],)):
+        opcheck(
+            torch.ops.unweight.linear_many.default, (*arguments, *more), {"layouts": [-1, -1], "out_dtype": out_dtype}
+        )
+
+
+def test_a_hint_of_the_next_weight_changes_nothing():
+    packed, following, x = (
+        pack(weight("trained", 65, 129), "nibble"),
+        pack(weight("trained", 7, 65), "huffman"),
+        tokens(3, 129),
+    )
+    bias, offs = tokens(65), torch.tensor([3]).int()
+    ops = torch.ops.unweight
+    assert torch.equal(ops.linear(x, packed, bias, following), ops.linear(x, packed, bias))
+    hinted = ops.linear_many(x, [packed], [bias], following)
+    assert torch.equal(hinted[0], ops.linear_many(x, [packed], [bias])[0])
+    grouped = ops.grouped_linear(x, packed[None], offs, bias[None], following)
+    assert torch.equal(grouped, ops.grouped_linear(x, packed[None], offs, bias[None]))
+
+
+@pytest.mark.parametrize(
+    "following, message",
+    [
+        (torch.zeros(3, 4), "next_w: dtype torch.float32, expected torch.uint8"),
+        (torch.zeros(4, dtype=torch.uint8), r"next_w: shape \[4\], expected \[out_features, row_bytes\]; of experts"),
+        (torch.zeros(4, 6, dtype=torch.uint8).t(), "next_w: is not contiguous, expected the tensor as pack made it"),
+    ],
+)
+def test_hints_that_are_no_packed_weight(following, message):
+    packed, x = pack(weight("trained", 65, 129), "nibble"), tokens(3, 129)
+    for name, arguments in (
+        ("linear", (x, packed, None)),
+        ("linear_many", (x, [packed], [None])),
+        ("grouped_linear", (x, packed[None], torch.tensor([3]).int(), None)),
+    ):
+        with pytest.raises(RuntimeError, match=f"^{message}"):
+            getattr(torch.ops.unweight, name)(*arguments, following)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -22,6 +22,7 @@ _HOMES = {
     "Embedding": "nn",
     "compress_model": "convert",
     "CompressReport": "convert",
+    "chain": "chaining",
     "load_tuned": "tuning.table",
     "forget_tuned": "tuning.table",
     "compress_checkpoint": "checkpoint",

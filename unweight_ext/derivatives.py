@@ -32,7 +32,7 @@ def _is_dual(tensor: Tensor | None) -> bool:
 
 
 def _linear_setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
-    x, packed_w, bias = inputs
+    x, packed_w, bias, _next_w = inputs
     ctx.save_for_backward(packed_w)
     ctx.in_features, ctx.x_dtype = x.shape[-1], x.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
@@ -41,11 +41,11 @@ def _linear_setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[s
 def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # grad (..., N) -> grad_x (..., K), none for the weight, grad_bias (N)
     (packed_w,) = ctx.saved_tensors
-    grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)  # 2 where the call gave no bias
+    grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)  # as many as the call gave
     if ctx.needs_input_grad[0]:
         weight = _ops.unpack(packed_w, ctx.in_features, torch.bfloat16)  # (N, K)
         grads[0] = (grad @ weight.to(grad.dtype)).to(ctx.x_dtype)
-    if any(ctx.needs_input_grad[2:]):
+    if any(ctx.needs_input_grad[2:3]):
         grads[2] = grad.sum_to_size(packed_w.shape[0]).to(ctx.bias_dtype)
     return tuple(grads)
 
@@ -59,7 +59,7 @@ def _expert_of_rows(offs: Tensor, rows: int) -> Tensor:
 
 
 def _grouped_setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
-    x, packed_w, offs, bias = inputs
+    x, packed_w, offs, bias, _next_w = inputs
     ctx.save_for_backward(packed_w, offs)
     ctx.in_features, ctx.x_dtype = x.shape[-1], x.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
@@ -71,7 +71,7 @@ def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     if ctx.needs_input_grad[0]:
         grads[0] = _ops._grouped_grad(grad, packed_w, offs, ctx.in_features).to(ctx.x_dtype)
-    if any(ctx.needs_input_grad[3:]):
+    if any(ctx.needs_input_grad[3:4]):
         experts = torch.arange(packed_w.shape[0], device=offs.device)
         members = experts[:, None] == _expert_of_rows(offs, grad.shape[0])  # (E, M)
         grads[3] = (members.to(grad.dtype) @ grad).to(ctx.bias_dtype)
@@ -111,7 +111,7 @@ def _with_forward_mode(op: Any, reverse: _Function, bias_alone: _Function) -> _F
     before_bias = [argument.name for argument in op._schema.arguments].index("bias")
 
     def call(keys: Any, x: Tensor, packed_w: Tensor, *rest: Tensor | None, **options: Any) -> Tensor:
-        *offs, bias = (*rest, None)[: before_bias - 1]
+        *offs, bias = (*rest, None)[: before_bias - 1]  # behind it next_w, which a tangent's product doesn't need
         if not _is_dual(x) and not _is_dual(bias):
             return reverse(keys, x, packed_w, *rest, **options)
         x_plain, x_tangent = unpack_dual(x)
@@ -132,6 +132,7 @@ def _linear_many_autograd(
     x: Tensor,
     packed_w: list[Tensor],
     bias: list[Tensor | None],
+    next_w: Tensor | None = None,
     *,
     layouts: tuple[int, ...] = (),
     out_dtype: torch.dtype | None = None,
@@ -142,12 +143,14 @@ def _linear_many_autograd(
     if not wanted and not any(map(_is_dual, inputs)):
         with torch._C._AutoDispatchBelowAutograd():
             below = keys & torch._C._after_autograd_keyset
-            return _ops.linear_many.default.redispatch(below, x, packed_w, bias, layouts=layouts, out_dtype=out_dtype)
+            return _ops.linear_many.default.redispatch(
+                below, x, packed_w, bias, next_w, layouts=layouts, out_dtype=out_dtype
+            )
     if len(bias) != len(packed_w) or len(layouts) not in (0, len(packed_w)):
         raise RuntimeError(f"bias, layouts: {len(bias)}, {len(layouts)} of them, expected {len(packed_w)} of each")
     known = layouts or [-1] * len(packed_w)
     return [
-        _ops.linear(x, w, b, layout=layout, out_dtype=out_dtype)
+        _ops.linear(x, w, b, next_w, layout=layout, out_dtype=out_dtype)
         for w, b, layout in zip(packed_w, bias, known, strict=True)
     ]
 

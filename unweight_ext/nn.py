@@ -186,6 +186,7 @@ class Linear(_PackedModule):
         self.in_features = in_features
         self.out_features = out_features
         self.exact = exact
+        self._next: tuple[Linear, ...] = ()  # in a tuple, or it would be a submodule
         zeros = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if zeros is None else nn.Parameter(zeros))
 
@@ -197,6 +198,10 @@ class Linear(_PackedModule):
         new.bias = linear.bias
         return new.train(linear.training)
 
+    def set_next(self, following: "Linear | None") -> None:
+        """Tells which Linear runs after this one, so that a GPU fetches its weight early. See `unweight_ext.chain`."""
+        self._next = () if following is None else (following,)
+
     def forward(self, x: Tensor) -> Tensor:
         # x (..., in_features) -> (..., out_features)
         if self.layout is None:
@@ -204,7 +209,10 @@ class Linear(_PackedModule):
         bias = self.bias
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
-        return ops.linear(x, self.weight_packed, bias, layout=self._layout_id, exact=self.exact)
+        next_w = self._next[0].weight_packed if self._next else None
+        if next_w is not None and next_w.device != x.device:
+            next_w = None
+        return ops.linear(x, self.weight_packed, bias, next_w, layout=self._layout_id, exact=self.exact)
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

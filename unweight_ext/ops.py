@@ -1,11 +1,11 @@
 """The operators of the compiled part, with what they need in Python: fake implementations; derivatives.py has the rest.
 
-    linear(Tensor x, Tensor packed_w, Tensor? bias=None, *, int layout=-1, bool exact=False,
+    linear(Tensor x, Tensor packed_w, Tensor? bias=None, Tensor? next_w=None, *, int layout=-1, bool exact=False,
            ScalarType? out_dtype=None) -> Tensor
-    grouped_linear(Tensor x, Tensor packed_w, Tensor offs, Tensor? bias=None, *, int layout=-1, bool exact=False,
-                   ScalarType? out_dtype=None) -> Tensor
-    linear_many(Tensor x, Tensor[] packed_w, Tensor?[] bias, *, int[] layouts=[], ScalarType? out_dtype=None)
-        -> Tensor[]
+    grouped_linear(Tensor x, Tensor packed_w, Tensor offs, Tensor? bias=None, Tensor? next_w=None, *, int layout=-1,
+                   bool exact=False, ScalarType? out_dtype=None) -> Tensor
+    linear_many(Tensor x, Tensor[] packed_w, Tensor?[] bias, Tensor? next_w=None, *, int[] layouts=[],
+                ScalarType? out_dtype=None) -> Tensor[]
     unpack(Tensor packed_w, int in_features, ScalarType dtype) -> Tensor
     embedding(Tensor ids, Tensor packed_w, int embedding_dim) -> Tensor
     supported_configs(int layout=-1) -> int[]
@@ -15,6 +15,8 @@
 [E], says where each expert's rows end; they start where the last one's end, as in torch's grouped matmul. Results of
 rows behind the last expert's are zeros. bias [E, out_features].
 `linear_many`: several weights on the same x, in one launch (q, k and v; gate and up). A bias may be None.
+`next_w`: the packed weight [out_features, row_bytes] of the product after this one, if it is known and has as few rows:
+a GPU fetches its first part while this one ends. Only a hint: no result depends on it.
 `layout`: what the weight is known to be (a position in LAYOUTS), or -1. `out_dtype`: float32 gives sums of a bfloat16 x
 as they are; else results have the dtype of x. `exact`: F.linear with the unpacked weight, bit for bit.
 `supported_configs`: the configurations of the fused kernel, by the rows that each multiplies at once; 0 is the way
@@ -72,6 +74,7 @@ def _linear_fake(
     x: Tensor,
     packed_w: Tensor,
     bias: Tensor | None = None,
+    next_w: Tensor | None = None,
     *,
     layout: int = -1,
     exact: bool = False,
@@ -82,6 +85,7 @@ def _linear_fake(
     torch._check(x.dim() >= 1, lambda: "x: 0 dimensions, expected at least 1")
     _check_device("x", x, packed_w)
     _check_device("bias", bias, packed_w)
+    _check_device("next_w", next_w, packed_w)
     return x.new_empty((*x.shape[:-1], packed_w.shape[0]), dtype=out_dtype or x.dtype)
 
 
@@ -104,6 +108,7 @@ def _grouped_linear_fake(
     packed_w: Tensor,
     offs: Tensor,
     bias: Tensor | None = None,
+    next_w: Tensor | None = None,
     *,
     layout: int = -1,
     exact: bool = False,
@@ -112,7 +117,7 @@ def _grouped_linear_fake(
     # x (M, K), packed_w (E, N, row_bytes), offs (E) -> (M, N)
     torch._check(packed_w.dim() == 3, lambda: f"packed_w: {packed_w.dim()} dimensions, expected 3")
     torch._check(x.dim() == 2, lambda: f"x: {x.dim()} dimensions, expected 2")
-    for name, tensor in (("x", x), ("offs", offs), ("bias", bias)):
+    for name, tensor in (("x", x), ("offs", offs), ("bias", bias), ("next_w", next_w)):
         _check_device(name, tensor, packed_w)
     return x.new_empty((x.shape[0], packed_w.shape[1]), dtype=out_dtype or x.dtype)
 
@@ -128,6 +133,7 @@ def _linear_many_fake(
     x: Tensor,
     packed_w: Sequence[Tensor],
     bias: Sequence[Tensor | None],
+    next_w: Tensor | None = None,
     *,
     layouts: Sequence[int] = (),
     out_dtype: torch.dtype | None = None,
@@ -137,7 +143,7 @@ def _linear_many_fake(
         len(bias) == len(packed_w),
         lambda: f"bias: {len(bias)} of them, expected {len(packed_w)}, one for each packed_w",
     )
-    return [_linear_fake(x, w, b, out_dtype=out_dtype) for w, b in zip(packed_w, bias, strict=True)]
+    return [_linear_fake(x, w, b, next_w, out_dtype=out_dtype) for w, b in zip(packed_w, bias, strict=True)]
 
 
 @register_fake("unweight::unpack")

@@ -180,8 +180,7 @@ UNWEIGHT_PTX void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: 
 
 // Reads a word of global memory so that its line is in the L1. Nobody waits for it.
 UNWEIGHT_PTX void touch(const void* from) {
-  uint32_t ignored;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(ignored) : "l"(__cvta_generic_to_global(from)) : "memory");
+  asm volatile("{\n.reg .b32 t;\nld.global.u32 t, [%0];\n}" ::"l"(__cvta_generic_to_global(from)) : "memory");
 }
 
 // Into the L2, nowhere else. Address and size are multiples of 16.

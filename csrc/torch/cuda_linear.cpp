@@ -88,11 +88,19 @@ struct Operand {
 };
 using Operands = std::vector<Operand>;
 
+// Tells a kernel which weight comes next. Views into files may lie where it can't prefetch from.
+void set_next(cuda::LinearCall& call, const OptionalTensor& next_w) {
+  if (!next_w || address_of(*next_w) % 16) return;
+  call.next = address_of(*next_w);
+  call.next_bytes = static_cast<uint64_t>(next_w->numel());
+}
+
 // The fused kernel's results on x [..., K], from one launch. `offs`: ends of experts' rows. `tokens`: of the
 // configuration, or kRuns for the smallest that takes each run of kInvariantTokens rows: then a row's result is the
 // same in every company.
 std::vector<Tensor> multiply_fused(TorchDevice& device, const Tensor& x, const Operands& weights,
-                                   const OptionalTensor& offs, ScalarType out, int64_t tokens) {
+                                   const OptionalTensor& offs, const OptionalTensor& next_w, ScalarType out,
+                                   int64_t tokens) {
   const AlignedRows rows = aligned_rows(x);
   OptionalTensor ends;
   if (offs) ends = dense(*offs);
@@ -113,6 +121,7 @@ std::vector<Tensor> multiply_fused(TorchDevice& device, const Tensor& x, const O
     cuda::clear_rest(device, {call.offsets, call.weights[0].y, call.tokens, call.weights[0].y_stride * element,
                               call.weights[0].packed.matrices});
   if (tokens != kRuns) {
+    set_next(call, next_w);
     cuda::linear(device, call, config_for(static_cast<uint64_t>(tokens)));
     return results;
   }
@@ -162,25 +171,26 @@ int64_t choose(const Tensor& x, const Operands& weights, const TorchDevice& devi
 }
 
 // x has rows.
-std::vector<Tensor> multiply(const Tensor& x, const Operands& weights, ScalarType out) {
+std::vector<Tensor> multiply(const Tensor& x, const Operands& weights, const OptionalTensor& next_w, ScalarType out) {
   check_fused_device(x.get_device_index());  // for any number of rows: not only where a model meets few
   {
     const auto device = cuda_device(x);
     const int64_t tokens = choose(x, weights, *device);
-    if (tokens != kScratch) return multiply_fused(*device, x, weights, {}, out, tokens);
+    if (tokens != kScratch) return multiply_fused(*device, x, weights, {}, next_w, out, tokens);
   }
   std::vector<Tensor> results;
   for (const Operand& w : weights) results.push_back(multiply_in_scratch(x, w, out));
   return results;
 }
 
-Tensor linear_cuda(const Tensor& x, const Tensor& packed_w, const OptionalTensor& bias, int64_t layout, bool exact,
-                   OptionalType out_dtype) {
+Tensor linear_cuda(const Tensor& x, const Tensor& packed_w, const OptionalTensor& bias, const OptionalTensor& next_w,
+                   int64_t layout, bool exact, OptionalType out_dtype) {
   check_cuda("packed_w", packed_w);
+  check_next(x, next_w);
   const ScalarType out = check_x(x, out_dtype);
   const Operand w(x, packed_w, bias, layout, /*stacked_allowed=*/false);
   if (row_count(x) == 0) return new_result(x, w.out_features(), out);
-  return exact ? multiply_in_scratch(x, w, out) : multiply(x, {w}, out)[0];
+  return exact ? multiply_in_scratch(x, w, out) : multiply(x, {w}, next_w, out)[0];
 }
 
 // With the configuration of so many tokens, or kScratch: see supported_configs.
@@ -197,7 +207,7 @@ Tensor linear_config_cuda(const Tensor& x, const Tensor& packed_w, const Optiona
   check_dtype("x", x, ScalarType::BFloat16);
   check_fused_device(x.get_device_index());
   const auto device = cuda_device(packed_w);
-  return multiply_fused(*device, x, {w}, {}, out, tokens)[0];
+  return multiply_fused(*device, x, {w}, {}, {}, out, tokens)[0];
 }
 
 // How many rows each expert has is known to the device alone: as many as fall to each, if they are shared evenly,
@@ -211,8 +221,9 @@ int64_t choose_for_groups(const Tensor& x, const Operand& w, const TorchDevice& 
 }
 
 Tensor grouped_linear_cuda(const Tensor& x, const Tensor& packed_w, const Tensor& offs, const OptionalTensor& bias,
-                           int64_t layout, bool exact, OptionalType out_dtype) {
+                           const OptionalTensor& next_w, int64_t layout, bool exact, OptionalType out_dtype) {
   check_cuda("packed_w", packed_w);
+  check_next(x, next_w);
   const ScalarType out = check_x(x, out_dtype);
   check_groups(x, offs, check_packed_cuda(packed_w, /*stacked_allowed=*/true));
   check_same_device("offs", offs, packed_w);
@@ -234,13 +245,14 @@ Tensor grouped_linear_cuda(const Tensor& x, const Tensor& packed_w, const Tensor
   }
   check_fused_device(x.get_device_index());
   const auto device = cuda_device(packed_w);
-  return multiply_fused(*device, x, {w}, offs, out, choose_for_groups(x, w, *device))[0];
+  return multiply_fused(*device, x, {w}, offs, next_w, out, choose_for_groups(x, w, *device))[0];
 }
 
 std::vector<Tensor> linear_many_cuda(const Tensor& x, const std::vector<Tensor>& packed_w,
-                                     const std::vector<OptionalTensor>& bias, const std::vector<int64_t>& layouts,
-                                     OptionalType out_dtype) {
+                                     const std::vector<OptionalTensor>& bias, const OptionalTensor& next_w,
+                                     const std::vector<int64_t>& layouts, OptionalType out_dtype) {
   check_counts(packed_w.size(), bias.size(), layouts.size());
+  check_next(x, next_w);
   const ScalarType out = check_x(x, out_dtype);
   Operands weights;
   for_each_weight(packed_w.size(), [&](size_t i) {
@@ -257,7 +269,7 @@ std::vector<Tensor> linear_many_cuda(const Tensor& x, const std::vector<Tensor>&
   for (size_t first = 0; first < weights.size(); first += cuda::kMostWeights) {
     const size_t count = std::min<size_t>(cuda::kMostWeights, weights.size() - first);
     const Operands some(weights.begin() + first, weights.begin() + first + count);
-    for (Tensor& y : multiply(x, some, out)) results.push_back(std::move(y));
+    for (Tensor& y : multiply(x, some, next_w, out)) results.push_back(std::move(y));
   }
   return results;
 }

@@ -41,11 +41,12 @@ OptionalTensor in_type(const OptionalTensor& tensor, ScalarType dtype) {
   return in_type(*tensor, dtype);
 }
 
-Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const OptionalTensor& bias, int64_t layout, bool exact,
-                  OptionalType out_dtype) {
+Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const OptionalTensor& bias, const OptionalTensor& next_w,
+                  int64_t layout, bool exact, OptionalType out_dtype) {
   const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/false);
   check_cpu("x", x);
   if (bias) check_cpu("bias", *bias);
+  check_next(x, next_w);
   const ScalarType out = check_x(x, out_dtype);
   check_bias(x, bias, {packed.out_features});
   const int64_t in_features = x.size(x.dim() - 1);
@@ -58,11 +59,12 @@ Tensor linear_cpu(const Tensor& x, const Tensor& packed_w, const OptionalTensor&
 }
 
 Tensor grouped_linear_cpu(const Tensor& x, const Tensor& packed_w, const Tensor& offs, const OptionalTensor& bias,
-                          int64_t layout, bool exact, OptionalType out_dtype) {
+                          const OptionalTensor& next_w, int64_t layout, bool exact, OptionalType out_dtype) {
   const PackedArgument packed = check_packed(packed_w, /*stacked_allowed=*/true);
   check_cpu("x", x);
   check_cpu("offs", offs);
   if (bias) check_cpu("bias", *bias);
+  check_next(x, next_w);
   const ScalarType out = check_x(x, out_dtype);
   check_groups(x, offs, packed);
   check_bias(x, bias, {packed.matrices, packed.out_features});
@@ -88,12 +90,12 @@ Tensor grouped_linear_cpu(const Tensor& x, const Tensor& packed_w, const Tensor&
 }
 
 std::vector<Tensor> linear_many_cpu(const Tensor& x, const std::vector<Tensor>& packed_w,
-                                    const std::vector<OptionalTensor>& bias, const std::vector<int64_t>& layouts,
-                                    OptionalType out_dtype) {
+                                    const std::vector<OptionalTensor>& bias, const OptionalTensor& next_w,
+                                    const std::vector<int64_t>& layouts, OptionalType out_dtype) {
   check_counts(packed_w.size(), bias.size(), layouts.size());
   std::vector<Tensor> results;
   for_each_weight(packed_w.size(), [&](size_t i) {
-    results.push_back(linear_cpu(x, packed_w[i], bias[i], layouts.empty() ? -1 : layouts[i], false, out_dtype));
+    results.push_back(linear_cpu(x, packed_w[i], bias[i], next_w, layouts.empty() ? -1 : layouts[i], false, out_dtype));
   });
   return results;
 }

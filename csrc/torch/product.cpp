@@ -50,6 +50,18 @@ void check_bias(const Tensor& x, const OptionalTensor& bias, const std::vector<i
   if (shape_of(*bias) != shape) fail("bias: shape ", text_of(shape_of(*bias)), ", expected ", text_of(shape));
 }
 
+void check_next(const Tensor& x, const OptionalTensor& next_w) {
+  if (!next_w) return;
+  check_dtype("next_w", *next_w, ScalarType::Byte);
+  if (next_w->dim() != 2)
+    fail("next_w: shape ", text_of(shape_of(*next_w)), ", expected [out_features, row_bytes]; of experts give none");
+  if (!next_w->is_contiguous()) fail("next_w: is not contiguous, expected the tensor as pack made it");
+  if (x.is_cpu())
+    check_cpu("next_w", *next_w);
+  else
+    check_same_device("next_w", *next_w, x);
+}
+
 void check_groups(const Tensor& x, const Tensor& offs, const PackedArgument& packed) {
   if (!packed.stacked)
     fail("packed_w: 2 dimensions, expected 3, [E, out_features, row_bytes]: of a single matrix use linear");

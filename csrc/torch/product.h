@@ -14,6 +14,8 @@ using OptionalType = std::optional<ScalarType>;
 // The dtype of the result: x's, or FP32 where sums of BF16 are asked for as they are.
 ScalarType check_x(const Tensor& x, OptionalType out_dtype);
 void check_bias(const Tensor& x, const OptionalTensor& bias, const std::vector<int64_t>& shape);
+// The packed weight that the product after this one reads: only GPUs make use of it, all devices look at it.
+void check_next(const Tensor& x, const OptionalTensor& next_w);
 // Of grouped_linear: x [M, K], offs i32 [E].
 void check_groups(const Tensor& x, const Tensor& offs, const PackedArgument& packed);
 // Ends of the experts' rows, read: ascending, within the rows. `offs` is on the CPU.
