@@ -34,7 +34,8 @@ def layer_of(unit: str) -> Layer:
 
 
 def run_times(unit: str, device: str) -> dict:
-    """Microseconds of the product and of cuBLAS's with plain weights, by number of rows; cold L2, in a CUDA graph."""
+    """Microseconds of the product, alone and told which weight comes next, and of cuBLAS's with plain weights, by
+    number of rows; cold L2, one product after the other in a CUDA graph."""
     sys.path[:0] = [str(ROOT)]
     layer, layout = layer_of(unit), unit.split(" ")[0]
     if layer.experts:
@@ -62,11 +63,20 @@ def times_of(layout: str, shapes: tuple[tuple[int, int], ...], tokens: tuple[int
         def ours(weights: list[Tensor], x: Tensor = x) -> list[Tensor]:
             return operators().linear_many(x, weights, [None] * len(weights), layouts=numbers)
 
+        def hinted(pair: list[Tensor], x: Tensor = x) -> list[Tensor]:
+            *weights, following = pair
+            return operators().linear_many(x, weights, [None] * len(weights), following, layouts=numbers)
+
         def cublas(weights: list[Tensor], x: Tensor = x) -> list[Tensor]:
             return [functional.linear(x, weight) for weight in weights]
 
-        spent = {"microseconds": _time(ours, sets["packed"], device), "cublas": _time(cublas, sets["plain"], device)}
-        times[str(m)] = spent
+        many = sets["packed"]
+        followed = [[*weights, after[0]] for weights, after in zip(many, [*many[1:], *many[:1]], strict=True)]
+        times[str(m)] = {
+            "microseconds": _time(ours, many, device),
+            "hinted": _time(hinted, followed, device),
+            "cublas": _time(cublas, sets["plain"], device),
+        }
     if device == "cuda":
         torch.cuda.empty_cache()
     return {"weights": sum(n * k for n, k in shapes), "packed_bytes": sum(w.nbytes for w in packed), "times": times}

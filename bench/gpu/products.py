@@ -22,7 +22,7 @@ FLOAT_ERROR, BF16_ERROR = 2**-14, 2**-8
 
 CHECKS = (
     *(f"config {layout} {tokens}" for layout in LAYOUTS for tokens in CONFIGS),
-    *(f"{verb} {layout}" for layout in LAYOUTS for verb in ("rows", "strided", "invariant", "experts", "many")),
+    *(f"{verb} {layout}" for layout in LAYOUTS for verb in ("rows", "strided", "invariant", "experts", "many", "hint")),
     *(f"{verb} {layout}" for layout in LAYOUTS for verb in ("graph", "streams", "repeated", "tuned")),
 )
 
@@ -156,6 +156,21 @@ def check_many(layout: str, device: str) -> str:
     for n, y in zip(sizes, results, strict=True):
         if found := difference(y, x, plain_weight(n, k)):
             return f"{n} outputs: {found}"
+    return ""
+
+
+def check_hint(layout: str, device: str) -> str:
+    """Products that ask for the next weight's first stages give the same bits, whatever that weight is."""
+    import torch
+
+    n, k = SHAPE
+    packed, x = packed_weight(layout, n, k, device), random_x(9, k, device)
+    plain = operators().linear(x, packed)
+    random = torch.randint(0, 256, (3, 4096), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    for name in LAYOUTS:
+        for following in (packed_weight(name, 3000, 640, device), packed[:1], random.to(device)):
+            if found := _same(operators().linear(x, packed, None, following), plain, f"{name} comes next"):
+                return found
     return ""
 
 

@@ -24,7 +24,33 @@ def main() -> None:
         for pair in exact.TRANSCODES:
             _expect_nothing(exact.check_transcode(case, pair, device), f"transcode {pair} {case}")
             ran += 1
+    ran += _products(device)
     print(f"{ran} operators ran")
+
+
+def _products(device: str) -> int:
+    """With each layout: few rows and many, experts, and blocks that several CTAs have parts of."""
+    import torch
+
+    from . import products
+
+    if device == "cuda":
+        # Products may find anything in the memory of their flags, and look: the allocator hands this out again.
+        blocks = [torch.zeros(1 << size, dtype=torch.uint8, device=device) for size in range(9, 25) for _ in range(4)]
+        del blocks
+    ran = 0
+    for layout in products.LAYOUTS:
+        packed = products.packed_weight(layout, 70, 1290, device)
+        for rows in (3, 70):
+            y = products.operators().linear(products.random_x(rows, 1290, device), packed, None, packed)
+            _expect_nothing(None if y.isfinite().all() else "not finite", f"linear {layout} {rows}")
+            ran += 1
+        offs = torch.tensor([2, 2, 5], dtype=torch.int32, device=device)
+        stack = packed.expand(3, *packed.shape).contiguous()
+        y = products.operators().grouped_linear(products.random_x(5, 1290, device), stack, offs)
+        _expect_nothing(None if y.isfinite().all() else "not finite", f"grouped_linear {layout}")
+        ran += 1
+    return ran
 
 
 def _expect_nothing(found: str | None, what: str) -> None:
