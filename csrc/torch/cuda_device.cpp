@@ -60,6 +60,9 @@ cudaStream_t current_stream(int index) {
   return static_cast<cudaStream_t>(stream);
 }
 
+// Before it, a driver's graphs can't hold a launch that starts while the one in front of it is still running.
+constexpr int kGraphsWithEarlyStarts = 12030;
+
 class CudaDevice final : public TorchDevice {
  public:
   explicit CudaDevice(const Tensor& like)
@@ -133,7 +136,7 @@ class CudaDevice final : public TorchDevice {
     config.dynamicSmemBytes = plan.shared_bytes;
     config.stream = stream_;
     config.attrs = &early;
-    config.numAttrs = plan.programmatic ? 1 : 0;
+    config.numAttrs = plan.programmatic && (versions().driver >= kGraphsWithEarlyStarts || !captures()) ? 1 : 0;
     void* arguments[] = {const_cast<uint8_t*>(plan.argument.data())};
     check(cudaLaunchKernelExC(&config, kernel.function, arguments), plan.kernel);
   }
