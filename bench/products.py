@@ -3,9 +3,9 @@
     python bench/products.py [--json] [--plot FILE]
 
 Over the linear layers of language models. The model is unweight_ext/tuning/predict.py: rates from data sheets, the
-kernels' own way to share work out, and every overhead: launches, code table, pipeline, the sum of pieces. Bars: the
-time may be 1.1 (gate, up, down) or 1.3 (QKV, o) times that in which the memory gives the compressed bytes, up to 64
-tokens.
+kernels' own way to share work out, and every overhead: launches, code table, pipeline, the sum of pieces. A product
+follows its like, and where that is one weight (not experts), each is told which comes next. Bars: the time may be 1.1
+(gate, up, down) or 1.3 (QKV, o) times that in which the memory gives the compressed bytes, up to 64 tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ sys.path.insert(0, str(ROOT))
 from bench.machine import machine  # noqa: E402
 from unweight_ext.tuning.costs import ASSUMED, Assumptions  # noqa: E402
 from unweight_ext.tuning.predict import (  # noqa: E402
-    PIECES,
     Config,
     Prediction,
     Product,
@@ -61,8 +60,7 @@ class Layer:
         # Evenly routed: the most experts are hit.
         hit = min(EXPERTS, EXPERTS_OF_TOKEN * tokens)
         each = -(-EXPERTS_OF_TOKEN * tokens // hit)
-        shapes = [shape for shape in self.shapes for _ in range(EXPERTS)]
-        return Product(tuple(shapes), tuple(each if e % EXPERTS < hit else 0 for e in range(len(shapes))))
+        return Product(self.shapes, (each,) * hit + (0,) * (EXPERTS - hit))
 
 
 def layers_of(model: str, hidden: int, ffn: int, qkv: int, heads: int, experts: bool = False) -> list[Layer]:
@@ -94,7 +92,12 @@ class Row:
     layout: str
     tokens: int
     config: Config | None  # None: decoded to scratch
-    prediction: Prediction
+    prediction: Prediction  # hinted where a product can be
+    unhinted: Prediction
+
+    @property
+    def hinted(self) -> bool:
+        return self.config is not None and self.layer.product(self.tokens).takes_hint
 
     @property
     def holds(self) -> bool | None:
@@ -112,16 +115,23 @@ class Row:
             "bar": self.layer.bar if self.tokens <= FEW[-1] else None,
             "holds": self.holds,
             "against_cublas": found.against_cublas,
+            "hinted": self.hinted,
+            "microseconds_unhinted": self.unhinted.microseconds,
             **asdict(found),
         }
 
 
-def row_of(layer: Layer, gpu: str, layout: str, tokens: int) -> Row:
+def row_of(layer: Layer, gpu: str, layout: str, tokens: int, assumed: Assumptions = ASSUMED) -> Row:
     product = layer.product(tokens)
     config = best(max(product.tokens), layout, [product], GPUS[gpu])
     if config is None:
-        return Row(layer, gpu, layout, tokens, None, predict_scratch(product, layout, GPUS[gpu]))
-    return Row(layer, gpu, layout, tokens, config, predict(product, layout, config, GPUS[gpu]))
+        scratch = predict_scratch(product, layout, GPUS[gpu], assumed)
+        return Row(layer, gpu, layout, tokens, None, scratch, scratch)
+    unhinted = predict(product, layout, config, GPUS[gpu], assumed)
+    if not product.takes_hint:
+        return Row(layer, gpu, layout, tokens, config, unhinted, unhinted)
+    hinted = predict(product, layout, config, GPUS[gpu], assumed, hinted=True)
+    return Row(layer, gpu, layout, tokens, config, hinted, unhinted)
 
 
 def rows() -> Iterator[Row]:
@@ -147,8 +157,8 @@ def grouped(found: list[Row], tokens: tuple[int, ...]) -> Iterator[list[Row]]:
 
 def few_table(found: list[Row]) -> str:
     """Up to 64 tokens: against the bars."""
-    head = ["model", "product", "layout", "GPU", "bar", *(f"M={m}: µs (×)" for m in FEW), "limiter", "busiest"]
-    head += ["L2 TB/s", "× cuBLAS, M=16", "M=64"]
+    head = ["model", "product", "layout", "GPU", "bar", *(f"M={m}: µs (×; no hint)" for m in FEW), "limiter"]
+    head += ["busiest", "L2 TB/s", "× cuBLAS, M=16", "M=64"]
     lines = []
     for members in grouped(found, FEW):
         by_tokens = {row.tokens: row.prediction for row in members}
@@ -156,7 +166,9 @@ def few_table(found: list[Row]) -> str:
         missed = [str(row.tokens) for row in members if not row.holds]
         verdict = f"{first.layer.bar}: " + (f"**missed** at {', '.join(missed)}" if missed else "holds")
         line = [first.layer.model, first.layer.name, first.layout, first.gpu, verdict]
-        line += [f"{p.microseconds:.1f} ({p.ratio:.2f})" for p in by_tokens.values()]
+        for row in members:
+            ratio = f"{row.prediction.ratio:.2f}" if row.hinted else "–"
+            line.append(f"{row.prediction.microseconds:.1f} ({ratio}; {row.unhinted.ratio:.2f})")
         line += [most.limiter, f"{most.busiest:.2f}", f"{most.l2_terabytes:.1f}"]
         line += [f"{by_tokens[m].against_cublas:.2f}" for m in (16, 64)]
         lines.append(line)
@@ -186,27 +198,23 @@ def parts_table(found: list[Row]) -> str:
     names = list(shown[0].prediction.parts)
     lines = []
     for row in shown:
-        spent = [*(row.prediction.parts[name] for name in names), row.prediction.microseconds, row.prediction.hbm]
-        lines.append([row.layer.name, row.gpu, *(f"{part:.2f}" for part in spent)])
-    return table([f"{model}, M=16", "GPU", *names, "µs in all", "HBM alone"], lines, 2)
+        for hint, p in (("yes", row.prediction), ("no", row.unhinted)):
+            spent = [*(p.parts[name] for name in names), p.microseconds, p.hbm]
+            lines.append([row.layer.name, row.gpu, hint, *(f"{part:.2f}" for part in spent)])
+    return table([f"{model}, M=16", "GPU", "hint", *names, "µs in all", "HBM alone"], lines, 3)
 
 
 def summary(found: list[Row]) -> str:
-    """How many predictions are within their bars, and how many would be with other kernels."""
+    """How many predictions are within their bars, and how many would be if something were otherwise."""
     judged = [row for row in found if row.holds is not None]
 
-    def holding(assumed: Assumptions, without: str = "") -> int:
-        held = 0
-        for row in judged:
-            p = predict(row.layer.product(row.tokens), row.layout, row.config, GPUS[row.gpu], assumed)
-            held += p.microseconds - p.parts.get(without, 0) <= row.layer.bar * p.hbm
-        return held
+    def holding(assumed: Assumptions) -> int:
+        return sum(bool(row_of(r.layer, r.gpu, r.layout, r.tokens, assumed).holds) for r in judged)
 
-    early, late = replace(ASSUMED, prefetches=True), replace(ASSUMED, prefetches=False)
     lines = {
-        "as the kernels are": holding(ASSUMED),
-        "without asking for the first stages before the kernel before has ended": holding(late),
-        "without the sum of pieces": holding(early, PIECES),
+        "as the kernels are": sum(bool(row.holds) for row in judged),
+        "if no product were told which weight comes next": sum(r.unhinted.ratio <= r.layer.bar for r in judged),
+        "if x came from the L2 no faster than weights": holding(replace(ASSUMED, x_takes_l2=True)),
     }
     return f"Of {len(judged)} predictions, within their bars: {', '.join(f'{n} {how}' for how, n in lines.items())}."
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_module import native
 
-from unweight_ext.tuning.costs import ASSUMED, TILED, bits_per_weight
+from unweight_ext.tuning.costs import ASSUMED, SLOTS, TILED, bits_per_weight
 from unweight_ext.tuning.predict import (
     CONFIGS,
     Config,
@@ -38,9 +38,11 @@ def few(tokens: int) -> Config:
 def test_no_product_is_faster_than_its_bytes(layout: str, gpu) -> None:
     for shape in SHAPES:
         for config in CONFIGS:
-            found = predict(Product.of(config.tokens, shape), layout, config, gpu)
-            assert found.ratio > 1 and found.parts["loop"] >= found.hbm * found.busiest * 0.99
-            assert found.microseconds == pytest.approx(sum(found.parts.values()))
+            for hinted in (False, True)[: 1 + (config.tokens <= 64)]:
+                found = predict(Product.of(config.tokens, shape), layout, config, gpu, hinted=hinted)
+                assert found.ratio > 1 - 1e-9
+                assert found.parts["loop"] + found.parts["last stage"] >= found.hbm - 1e-9
+                assert found.microseconds == pytest.approx(sum(found.parts.values()))
 
 
 def test_by_hand() -> None:
@@ -50,10 +52,17 @@ def test_by_hand() -> None:
     bytes_read = 4096 * 4096 * 16.02 / 8
     assert found.hbm == pytest.approx(bytes_read / (14.5 * 132 * 1.755e3))
     assert found.limiter == "HBM"
-    # A CTA has 16 stages, where 132 SMs could have 15.5.
+    # A CTA has 16 stages, where 132 SMs could have 15.5. The memory is shared, so 128 of them are as fast as 132.
     assert found.busiest == pytest.approx(16 * 132 / 2048)
-    assert found.parts["loop"] == pytest.approx(16 * 8192 * 16.02 / 8 / 14.5 / 1.755e3)
-    assert found.parts["launch"] == ASSUMED.launch and "prefetched" not in found.parts
+    assert found.parts["loop"] + found.parts["last stage"] == pytest.approx(found.hbm + found.parts["last stage"])
+    assert found.parts["launch"] == ASSUMED.launch
+    assert found.parts["first reads and table"] == pytest.approx(3 * ASSUMED.hbm_latency), "header, index, stage"
+    # Half of the CTAs leave a block's first half to another: on average an SM writes 64 sums of 8 rows, and reads them,
+    # its own too. The CTA that does has one of each, and three latencies and the two of a block's one other piece.
+    together = 4 * (4 * 64 * 8) * 64 / 132 / ASSUMED.l2_bytes
+    alone = 3 * (4 * 64 * 8) / ASSUMED.l2_bytes_alone
+    assert found.parts["sum of pieces"] == pytest.approx(4 * ASSUMED.l2_latency + max(together, alone) / 1.755e3)
+    assert found.parts["at once"] == pytest.approx(0, abs=1e-9), "nothing of it is hidden, raw has no table"
     assert found.cublas == pytest.approx(2 * 4096 * 4096 / (0.88 * 14.5 * 132 * 1.755e3))
 
 
@@ -71,6 +80,7 @@ def test_every_overhead_costs() -> None:
         {"l2_latency": 1.0},
         {"hbm_latency": 1.0},
         {"l2_bytes": 10.0},
+        {"l2_bytes_alone": 10.0},
         {"store": 1.0},
         {"table_fill": 5.0},
         {"least_wgmma_clocks": 1000.0},
@@ -78,12 +88,39 @@ def test_every_overhead_costs() -> None:
         assert predict(product, "huffman", config, gpu, replace(ASSUMED, **change), chained=False).microseconds > base
 
 
-def test_the_launch_before_hides_some_of_it() -> None:
+def test_who_asks_before_waits_less() -> None:
     product, config, gpu = Product.of(16, GATE), few(16), GPUS["H200"]
-    chained, alone = (predict(product, "huffman", config, gpu, chained=c) for c in (True, False))
-    assert chained.microseconds < alone.microseconds and "prefetched" not in alone.parts
-    less = predict(product, "huffman", config, gpu, replace(ASSUMED, prefetches=False))
-    assert chained.parts["prefetched"] < 0 and chained.microseconds < less.microseconds
+
+    def microseconds(assumed=ASSUMED, **how: bool) -> float:
+        return predict(product, "huffman", config, gpu, assumed, **how).microseconds
+
+    alone, plain = microseconds(chained=False), microseconds(replace(ASSUMED, prefetches=False))
+    assert microseconds(hinted=True) < microseconds() < plain < alone
+    assert predict(product, "huffman", config, gpu, hinted=True).parts["at once"] < 0
+
+
+@pytest.mark.parametrize("layout", TILED)
+def test_of_large_products_hints_leave_little_but_the_bytes(layout: str) -> None:
+    found = predict(Product.of(1, (28672, 8192)), layout, few(1), GPUS["H100"], hinted=True)
+    assert found.ratio < 1.03
+
+
+@pytest.mark.parametrize("product", [Product((GATE,), (1, 0)), Product.of(1, GATE, GATE), Product.of(65, GATE)])
+def test_some_get_no_hint(product: Product) -> None:
+    with pytest.raises(ValueError, match="hinted: of a chain of products with one weight"):
+        predict(product, "huffman", few(1), GPUS["H100"], hinted=True)
+
+
+def test_experts_cost_a_kernel_more() -> None:
+    assert predict(Product((GATE,), (1, 0)), "huffman", few(1), GPUS["H100"]).parts["rows of no expert"] > 0
+
+
+def test_what_x_takes_of_the_l2_counts_where_it_is_said_to() -> None:
+    product, gpu = Product.of(64, GATE), GPUS["H200"]
+    times = [
+        predict(product, "nibble", few(64), gpu, replace(ASSUMED, x_takes_l2=x)).microseconds for x in (False, True)
+    ]
+    assert times[0] < times[1]
 
 
 def test_two_weights_in_one_launch_save_a_launch() -> None:
@@ -94,8 +131,15 @@ def test_two_weights_in_one_launch_save_a_launch() -> None:
 
 def test_experts_without_tokens_cost_nothing() -> None:
     gpu, config = GPUS["H100"], few(8)
-    hit = predict(Product((GATE,) * 2, (1, 1)), "huffman", config, gpu)
-    assert predict(Product((GATE,) * 8, (0, 1, 0, 0, 1, 0, 0, 0)), "huffman", config, gpu) == hit
+    hit = predict(Product((GATE,), (1, 1)), "huffman", config, gpu)
+    assert predict(Product((GATE,), (0, 1, 0, 0, 1, 0, 0, 0)), "huffman", config, gpu) == hit
+    assert hit.hbm == 2 * predict(Product.of(1, GATE), "huffman", config, gpu).hbm
+
+
+@pytest.mark.parametrize("layout", TILED)
+def test_slots_are_the_kernels(layout: str) -> None:
+    found = [native.linear_slots(LAYOUT_NUMBERS[layout], config.tokens, config.warpgroups) for config in CONFIGS]
+    assert found == [SLOTS[layout][config.tokens] for config in CONFIGS]
 
 
 @pytest.mark.parametrize("layout", ["huffman", "nibble"])
@@ -143,7 +187,7 @@ def test_above_the_choice_costs_little_more_than_the_best(layout: str, gpu, toke
     products = [Product.of(tokens, shape) for shape in SHAPES]
     ours = sum(spent(chosen(layout, SHAPES[0], tokens), p, layout, gpu) for p in products)
     least = min(sum(spent(c, p, layout, gpu) for p in products) for c in (*candidates(tokens), None))
-    assert ours <= 1.13 * least, "one table for memories of two speeds"
+    assert ours <= 1.14 * least, "one table for memories of two speeds"
 
 
 def test_cublas_takes_the_longer_of_memory_and_tensor_cores() -> None:

@@ -44,6 +44,12 @@ void bind_linear(pybind11::module_& m) {
   m.def("partial_bytes", &cuda::partial_bytes);
   m.def("flag_bytes", &cuda::flag_bytes);
   m.def("plan_linear", &cuda::plan_linear);
+  // Of a layout's ring.
+  m.def("linear_slots", [](int layout, int tokens, int warpgroups) {
+    const bool nibble = layout == static_cast<int>(Layout::kNibble),
+               table = layout == static_cast<int>(Layout::kHuffman);
+    return cuda::linear_shared(tokens, warpgroups, !nibble, table).slots;
+  });
 }
 
 }  // namespace unweight

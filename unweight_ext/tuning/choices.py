@@ -6,9 +6,9 @@ Needs neither torch nor the compiled part.
 from __future__ import annotations
 
 from .costs import TILED
-from .predict import CONFIGS, Config
+from .predict import CONFIGS
+from .schedule import INVARIANT_TOKENS, Config
 
-INVARIANT_TOKENS = 64  # up to here a row's result doesn't depend on the number of rows
 BUCKETS = tuple(8 << power for power in range(12))  # 8…16384: choices are for the next of them
 SCRATCH_FROM = {"raw": 2048, "huffman": 2048, "nibble": 8192}
 

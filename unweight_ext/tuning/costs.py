@@ -23,6 +23,12 @@ PATCHES: Mapping[str, Mapping[str, float]] = {
     "huffman": {"ALU": 0.5, "LSU": 0.25, "other": 0.25},
     "nibble": {"ALU": 0.35, "LSU": 0.175, "other": 0.175},
 }
+# Of the ring, by tokens: of linear_shared in csrc/cuda/linear/config.h.
+SLOTS: Mapping[str, Mapping[int, int]] = {
+    "raw": {8: 4, 16: 4, 32: 4, 64: 3, 128: 3, 256: 2},
+    "huffman": {8: 3, 16: 3, 32: 3, 64: 3, 128: 3, 256: 2},
+    "nibble": {8: 5, 16: 4, 32: 4, 64: 3, 128: 3, 256: 2},
+}
 COPY_OPERATIONS = 6  # of the copying warps, for 16 bytes of x: cp.async, its address, its test
 
 
@@ -39,11 +45,17 @@ class Assumptions:
     # launches in a stream take about twice as long.
     dependent_launch: float = 0.5
     launch: float = 1.0
+    # From the end of a CTA to the first load of the next kernel's on the same SM, which waited for its shared memory.
+    cta_start: float = 0.2
     # From a load to its data. About 800 and 270 clocks have been reported for Hopper.
     hbm_latency: float = 0.5
     l2_latency: float = 0.16
-    # Bytes a clock and SM that the L2 gives: 5.5 TB/s have been reported.
+    # Bytes a clock and SM that the L2 gives when all ask: 5.5 TB/s have been reported. And what one of a few gets.
     l2_bytes: float = 23.7
+    l2_bytes_alone: float = 64.0
+    # Whether x takes its part of what the L2 gives an SM, as weights do (of 64 tokens: half as much). Data sheets
+    # say nothing of it, so it is no limit, and tables say what the L2 would have to give.
+    x_takes_l2: bool = False
     # Of a CTA's code table: 256 rows of shared memory by 12 warps, with a barrier on each side.
     table_fill: float = 0.25
     # From the last sum to the end of a kernel: the stores reach the L2.

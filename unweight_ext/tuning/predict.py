@@ -7,39 +7,29 @@ Needs neither torch nor the compiled part.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..reference_tiles import segment_stages
-from .costs import ASSUMED, COPY_OPERATIONS, OPERATIONS, PATCHES, Assumptions, bits_per_weight
+from .costs import ASSUMED, COPY_OPERATIONS, OPERATIONS, PATCHES, SLOTS, Assumptions, bits_per_weight
+from .fluid import Around, Load, Memory, loop_end
 from .rates import ISSUE, PIPES, SHARED_WAVEFRONTS, TENSOR, Gpu
-from .schedule import BLOCK_ROWS, STAGE_COLUMNS, Matrix, Share, shares_of
+from .schedule import BLOCK_ROWS, INVARIANT_TOKENS, STAGE_COLUMNS, Config, Matrix, Share, shares_of
 
 STAGE_WEIGHTS = BLOCK_ROWS * STAGE_COLUMNS
 WAVEFRONT_BYTES = 128
-PIECES = "sum of pieces"  # the part of a prediction that the last of a block's CTAs takes to add them up
 KSTEP_WEIGHTS = BLOCK_ROWS * 16
-
-
-@dataclass(frozen=True)
-class Config:
-    """An instance of the kernel: csrc/cuda/linear/config.h."""
-
-    tokens: int
-    warpgroups: int
-
-    def __str__(self) -> str:
-        return f"{self.tokens} tokens"
-
 
 CONFIGS = tuple(Config(tokens, 3 if tokens <= 64 else 2) for tokens in (8, 16, 32, 64, 128, 256))
 
 
 @dataclass(frozen=True)
 class Product:
-    """One launch: x times several weights, or times the experts of a stack.
+    """One launch: x times several weights, or times several stacks of experts.
 
-    `tokens`: rows of x for each of `shapes` (out_features, in_features). An expert that no token goes to has 0.
+    `shapes`: (out_features, in_features) of each weight. `tokens`: rows of x of each matrix of a weight; several are
+    experts, and one that no token goes to has 0.
     """
 
     shapes: tuple[tuple[int, int], ...]
@@ -47,21 +37,39 @@ class Product:
 
     @classmethod
     def of(cls, tokens: int, *shapes: tuple[int, int]) -> Product:
-        """All weights with the same x."""
-        return cls(shapes, (tokens,) * len(shapes))
+        """Weights without experts."""
+        return cls(shapes, (tokens,))
+
+    @property
+    def experts(self) -> bool:
+        return len(self.tokens) > 1
+
+    @property
+    def takes_hint(self) -> bool:
+        """Whether the product before it is told that it comes: of one weight, and where it waits for the memory."""
+        return len(self.shapes) == 1 and not self.experts and sum(self.tokens) <= INVARIANT_TOKENS
+
+    @property
+    def hit(self) -> int:
+        """Matrices of a weight that have rows."""
+        return sum(rows > 0 for rows in self.tokens)
 
     @property
     def weights(self) -> int:
         """That are read."""
-        return sum(n * k for (n, k), tokens in zip(self.shapes, self.tokens, strict=True) if tokens)
+        return self.hit * sum(n * k for n, k in self.shapes)
 
-    def hit(self) -> list[tuple[Matrix, int]]:
-        """(matrix, its tokens), of those that have any."""
-        found = []
-        for (n, k), tokens in zip(self.shapes, self.tokens, strict=True):
-            if tokens:
-                found.append((Matrix(n, k, segment_stages(n, k)), tokens))
-        return found
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """One of each weight."""
+        return tuple(Matrix(n, k, segment_stages(n, k)) for n, k in self.shapes)
+
+    def packed_bytes(self, layout: str) -> float:
+        """That are read."""
+        matrices = self.matrices
+        return self.hit * sum(
+            m.out_features * m.in_features * bits_per_weight(layout, m.segment_stages) / 8 for m in matrices
+        )
 
 
 @dataclass(frozen=True)
@@ -108,98 +116,152 @@ def demand_of(layout: str, config: Config, active: int, bytes_per_weight: float,
         "shared memory": wavefronts / SHARED_WAVEFRONTS,
         "issue": sum(operations.values()) / ISSUE,
         "tensor": wgmma / KSTEP_WEIGHTS,
+        "L2": (bytes_per_weight + (16 * pieces if assumed.x_takes_l2 else 0)) / assumed.l2_bytes,
         **clocks,
     }
 
 
 def predict(
-    product: Product, layout: str, config: Config, gpu: Gpu, assumed: Assumptions = ASSUMED, *, chained: bool = True
+    product: Product,
+    layout: str,
+    config: Config,
+    gpu: Gpu,
+    assumed: Assumptions = ASSUMED,
+    *,
+    chained: bool = True,
+    hinted: bool = False,
 ) -> Prediction:
-    """Of the fused product. `chained`: it follows one of the same kind, and so was launched before that one ended."""
-    hit = product.hit()
-    tiles = tuple((matrix, -(-tokens // config.tokens)) for matrix, tokens in hit)
-    shares = shares_of(tiles, config.warpgroups, gpu.multiprocessors)
-    total = sum(m.blocks * m.stages * t for m, t in tiles)
-    hbm_bytes = sum(m.out_features * m.in_features * bits_per_weight(layout, m.segment_stages) / 8 for m, _ in hit)
+    """Of the fused product. `chained`: one of a sequence of such products, each launched before the one before ended.
+    `hinted`: and each is told which weight comes next."""
+    if hinted and not (chained and product.takes_hint):
+        raise ValueError("hinted: of a chain of products with one weight without experts and of few rows")
+    matrices = product.matrices
+    shares = shares_of(matrices, product.tokens, config, gpu.multiprocessors)
+    tiles = sum(-(-rows // config.tokens) for rows in product.tokens)
+    stages = tiles * sum(m.cost for m in matrices)
+    hbm_bytes = product.packed_bytes(layout)
     per_weight = hbm_bytes / product.weights
-    many = config.tokens > 64
-    slower = 1 / assumed.at_many_tokens(layout) if many else 1.0
+    slower = 1 / assumed.at_many_tokens(layout) if config.tokens > 64 else 1.0
 
     def of_round(active: int) -> dict[str, float]:
         demand = demand_of(layout, config, active, per_weight, assumed)
         demand["tensor"] *= slower
-        return {"HBM": per_weight / gpu.hbm_bytes, **demand}
+        return demand
 
     by_active = {active: of_round(active) for active in range(1, config.warpgroups + 1)}
+    rows = sum(product.tokens) / tiles  # of a tile
 
-    def clocks_of(share: Share) -> float:
-        return sum(max(by_active[r.active].values()) * r.active * r.stages * STAGE_WEIGHTS for r in share.rounds)
+    def load_of(share: Share) -> tuple[float, float, float]:
+        own = sum(max(by_active[r.active].values()) * r.active * r.stages * STAGE_WEIGHTS for r in share.rounds)
+        last = share.rounds[-1].active
+        # Of the last stage: it is there, and still has to be decoded and multiplied.
+        behind = max(v for name, v in by_active[last].items() if name != "L2") * last * STAGE_WEIGHTS
+        return share.block_stages * STAGE_WEIGHTS * per_weight, own, behind
 
-    slowest = max(shares, key=clocks_of)
-    loop = clocks_of(slowest)
-    full = by_active[config.warpgroups]
-    # Of the last stage: it is there, and still has to be decoded and multiplied.
-    last = max(v for name, v in full.items() if name != "HBM") * slowest.rounds[-1].active * STAGE_WEIGHTS
-    gather = _gather(config, shares, gpu, assumed)
-    # Header, index, stage (or table), one after the other: from the L2 if they were asked for before the wait.
-    prefetched = chained and assumed.prefetches
-    latency = assumed.l2_latency if prefetched else assumed.hbm_latency
-    filled = 2 * latency + max(latency, assumed.table_fill if layout == "huffman" else 0.0)
+    busy = [share for share in shares if share.rounds]
+    loads = [Load(count, *load) for load, count in sorted(Counter(map(load_of, busy)).items())]
+    slots = SLOTS[layout][config.tokens]
+    gather = gather_of(shares, rows, gpu, assumed)
+    launch = assumed.dependent_launch if chained else assumed.launch
+    fill = fill_of(layout, product.experts, assumed.store + launch if chained else None, assumed, hinted)
+    clocks = 1e3 * gpu.clock_ghz
+    memory = Memory(gpu.hbm_bytes * gpu.multiprocessors, assumed.hbm_latency * clocks)
+    around = Around(
+        arrival=fill.arrival * clocks,
+        consumers=fill.consumers * clocks,
+        behind=(gather + assumed.store + launch + fill.copies) * clocks,
+        asks=(gather + fill.asks) * clocks if chained and fill.asks is not None else None,
+        hints=3 * memory.latency if hinted else None,  # header, index, stage
+        slots=slots,
+        ring_bytes=slots * config.warpgroups * STAGE_WEIGHTS * per_weight,
+    )
+    alone = loop_end(loads, memory, None) / clocks
+    last = loads[-1].last / clocks
     parts = {
-        "loop": gpu.microseconds(loop),
-        "launch": assumed.dependent_launch if chained else assumed.launch,
-        "pipeline fill and table": filled,
-        "last stage": gpu.microseconds(last),
+        "loop": alone - last,
+        "last stage": last,
+        "sum of pieces": gather,
         "store": assumed.store,
-        PIECES: gather,
+        "launch": launch,
+        "first reads and table": fill.copies + fill.consumers,
     }
-    if prefetched:
-        # What the memory brings into the L2 while the one before adds its pieces up. The first stages are asked for
-        # when their index entries are there.
-        window = max(0.0, gather + assumed.dependent_launch - assumed.hbm_latency)
-        parts["prefetched"] = -min(window, gpu.microseconds(_ring_bytes(config, layout, per_weight) / gpu.hbm_bytes))
-    partial_bytes = 4.0 * BLOCK_ROWS * config.tokens * sum(share.pieces for share in shares)
-    x_bytes = sum(2.0 * config.tokens * STAGE_COLUMNS * sum(r.stages for r in share.rounds) for share in shares)
-    streamed = total * STAGE_WEIGHTS * per_weight + x_bytes + 2 * partial_bytes
+    # What of that goes on at the same time: of this product, and of the ones before and behind it.
+    parts["at once"] = fill.copies + loop_end(loads, memory, around) / clocks - alone - parts["first reads and table"]
+    if product.experts:
+        parts["rows of no expert"] = assumed.launch + 2 * assumed.l2_latency + assumed.store  # a kernel before
+    partial_bytes = 4.0 * BLOCK_ROWS * rows * sum(share.published + share.gathered for share in shares)
+    x_bytes = sum(2.0 * rows * STAGE_COLUMNS * sum(r.stages for r in share.rounds) for share in shares)
+    streamed = stages * STAGE_WEIGHTS * per_weight + x_bytes + partial_bytes
+    full = {"HBM": per_weight / gpu.hbm_bytes, **by_active[config.warpgroups]}
     return Prediction(
         parts,
         hbm_bytes / (gpu.hbm_gb_per_second * 1e3),
         cublas_microseconds(product, gpu, assumed),
         max(full, key=full.__getitem__),
-        max(share.block_stages for share in shares) * gpu.multiprocessors / total,
+        max(share.block_stages for share in shares) * gpu.multiprocessors / stages,
         full,
-        streamed / parts["loop"] / 1e6,
+        streamed / alone / 1e6,
     )
 
 
-def _ring_bytes(config: Config, layout: str, per_weight: float) -> float:
-    """Of weights that a CTA asks for ahead: its ring's."""
-    stages = {"huffman": 3, "nibble": 4, "raw": 3}[layout] if config.tokens <= 64 else 2
-    return stages * config.warpgroups * STAGE_WEIGHTS * per_weight
+@dataclass(frozen=True)
+class Fill:
+    """How a CTA begins, in microseconds. From `copies` on its ring is filled."""
+
+    copies: float  # from when it may read what kernels before it wrote
+    consumers: float  # from the first copies until the first stage can be decoded
+    arrival: float  # from there until the first stage's bytes come from the memory, if they weren't asked for before
+    asks: float | None  # from the end of the CTA before until it asks for its first stages; None: only its copies do
 
 
-def _gather(config: Config, shares: Sequence[Share], gpu: Gpu, assumed: Assumptions) -> float:
-    """Microseconds until who has the last segments of a block has added up its pieces, from the end of its loop."""
-    pieces = sum(share.pieces for share in shares)
-    if not pieces:
+def fill_of(layout: str, experts: bool, launch: float | None, assumed: Assumptions, hinted: bool) -> Fill:
+    """Reads that wait for each other. `launch`: from the end of the CTAs before until what they wrote may be read, if
+    they are waited for."""
+    table = assumed.table_fill if layout == "huffman" else 0.0
+    if experts or not assumed.prefetches:
+        # Copies: offsets, header, index. Consumers: offsets, header, counts and symbols of the code.
+        rows = assumed.l2_latency if experts else 0.0
+        code = rows + 3 * assumed.hbm_latency + table if table else 0.0
+        copies = rows + 2 * assumed.hbm_latency
+        return Fill(copies, max(assumed.hbm_latency, code - copies), assumed.hbm_latency, None)
+    # Header and index are read before, to ask for stages; from the L2 if there was a hint.
+    asks = (assumed.cta_start if launch is not None else 0.0) + 2 * (
+        assumed.l2_latency if hinted else assumed.hbm_latency
+    )
+    # Then again with the code, all at once and to the L1.
+    copies = max(0.0, asks - (launch or 0.0)) + assumed.l2_latency
+    arrival = max(assumed.l2_latency, asks + assumed.hbm_latency - (launch or 0.0) - copies)
+    return Fill(copies, max(arrival, table), arrival, asks)
+
+
+def gather_of(shares: Sequence[Share], rows: float, gpu: Gpu, assumed: Assumptions) -> float:
+    """Microseconds from the end of the loops until all blocks are summed. `rows`: of x, of a tile."""
+    if not any(share.gathered for share in shares):
         return 0.0
-    # Each writes and reads 64 rows of sums, all through the L2. The sums are stored, a flag is seen, sums are read.
-    clocks = 2 * 4 * BLOCK_ROWS * config.tokens * pieces / gpu.multiprocessors / assumed.l2_bytes
-    return 3 * assumed.l2_latency + gpu.microseconds(clocks)
+
+    def moved(share: Share) -> int:
+        """Pieces: written, and read; the own ones are both."""
+        return share.published + share.gathered + 2 * sum(len(group.gathered) for group in share.groups)
+
+    # All take from the L2 what it gives all, and none takes more than one SM can.
+    piece = 4.0 * BLOCK_ROWS * rows
+    together = piece * sum(map(moved, shares)) / gpu.multiprocessors / assumed.l2_bytes
+    alone = piece * max(map(moved, shares)) / assumed.l2_bytes_alone
+    # The sums reach the L2; of each piece of a block a flag is seen and the sums are read; then the own are.
+    chain = max(pieces for share in shares for group in share.groups for pieces in group.gathered)
+    return (2 + 2 * chain) * assumed.l2_latency + gpu.microseconds(max(together, alone))
 
 
 def cublas_microseconds(product: Product, gpu: Gpu, assumed: Assumptions = ASSUMED) -> float:
     """Of torch's own product with BF16 weights: 88 % of the memory's rate, or all of the tensor cores'."""
     memory = 2 * product.weights / (assumed.cublas_share_of_hbm * gpu.hbm_gb_per_second * 1e3)
-    pairs = zip(product.shapes, product.tokens, strict=True)
-    multiplications = sum(n * k * tokens for (n, k), tokens in pairs)
+    multiplications = sum(n * k for n, k in product.shapes) * sum(product.tokens)
     return max(memory, gpu.microseconds(multiplications / (TENSOR * gpu.multiprocessors)))
 
 
 def predict_scratch(product: Product, layout: str, gpu: Gpu, assumed: Assumptions = ASSUMED) -> Prediction:
     """Of decoding everything to BF16 and torch's own product."""
-    hit = product.hit()
-    hbm_bytes = sum(m.out_features * m.in_features * bits_per_weight(layout, m.segment_stages) / 8 for m, _ in hit)
+    hbm_bytes = product.packed_bytes(layout)
     cublas = cublas_microseconds(product, gpu, assumed)
     moved = hbm_bytes + 2 * product.weights
     parts = {
