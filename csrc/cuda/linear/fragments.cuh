@@ -26,6 +26,7 @@ struct LanePlaces {
   uint32_t header, plane;  // plane: the signs with mantissas, of a raw matrix the registers
   uint32_t codes, column;  // of nibble; of huffman's table
   uint32_t lane4, before;  // 4 · lane, and the lanes before it as a mask
+  uint32_t places[kRegisters], top;  // of huffman: of the lane's registers in patches; dot4's factor
 
   __device__ __forceinline__ LanePlaces(uint32_t table, uint32_t warp, uint32_t lane) {
     header = ptx::opaque(4 * warp);
@@ -38,6 +39,9 @@ struct LanePlaces {
     if constexpr (kLayout == Layout::kHuffman) {
       column = ptx::opaque(table + 4 * lane);
       before = ptx::opaque(ptx::lanes_before());
+      top = ptx::opaque(0x80000000u | table >> 24);  // no address is that large
+#pragma unroll
+      for (uint32_t i = 0; i < kRegisters; i++) places[i] = ptx::opaque(kRegisters * lane + i);
     }
   }
 
@@ -107,10 +111,52 @@ struct PatchList {
   __device__ __forceinline__ uint32_t left() const { return next ^ end; }
 };
 
+// Patches of a warp's stage that fit its lanes, as most do: lane l has the lth from the list's end. Nothing can be read
+// outside of it, and each patch is three instructions less.
+struct FewPatches {
+  static constexpr uint32_t kTooMany = 0xE0000000u;  // bits of a header
+  int32_t left;                                      // less than 0: more were asked for than there are
+  uint32_t own;                                      // where it is, then itself
+
+  // A word behind the list and 31 before its end can be read.
+  __device__ __forceinline__ void load() { own = ptx::load_shared(own); }
+
+  // Those of one k-step, if the header says that it has some. Half of the registers are passed over in one jump.
+  __device__ __forceinline__ void apply(int kstep, uint32_t header, const uint32_t (&places)[kRegisters],
+                                        uint32_t (&a)[kRegisters]) {
+#define UNWEIGHT_PATCH(i, place)                                              \
+  "lop3.b32 t, patch, " place ", 127, 0x28;\nsetp.ne.u32 elsewhere, t, 0;\n" \
+  "@elsewhere bra NOT" i ";\nlop3.b32 %" i ", %11, patch, %" i ", 0xCA;\nNOT" i ":\n"
+#define UNWEIGHT_NEXT_PATCH                                                   \
+  "add.s32 %4, %4, -1;\n"                                                     \
+  "lop3.b32 t, %4, patch, 0x80000000, 0x08;\nsetp.ne.u32 another, t, 0;\n"    \
+  "@another bra AGAIN;\n"
+    asm volatile(
+        "{\n.reg .pred none, upper, elsewhere, another;\n.reg .b32 t, patch;\n"
+        "and.b32 t, %6, %12;\nsetp.eq.u32 none, t, 0;\n"
+        "@none bra DONE;\n"
+        "AGAIN:\n"
+        "shfl.sync.idx.b32 patch, %5, %4, 31, 0xffffffff;\n"
+        "and.b32 t, patch, 2;\nsetp.ne.u32 upper, t, 0;\n"
+        "@upper bra UPPER;\n"  //
+        UNWEIGHT_PATCH("0", "%7") UNWEIGHT_PATCH("1", "%8") UNWEIGHT_NEXT_PATCH
+        "bra DONE;\n"
+        "UPPER:\n"  //
+        UNWEIGHT_PATCH("2", "%9") UNWEIGHT_PATCH("3", "%10") UNWEIGHT_NEXT_PATCH
+        "DONE:\n}"
+        : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]), "+r"(left)
+        : "r"(own), "r"(header), "r"(places[0]), "r"(places[1]), "r"(places[2]), "r"(places[3]), "r"(kExponentBits),
+          "r"(0x10000u << kstep)
+        : "memory");
+#undef UNWEIGHT_NEXT_PATCH
+#undef UNWEIGHT_PATCH
+  }
+};
+
 // The words of a warp's stage in shared memory, as its lanes take them: tiles.cuh's Words in as few instructions as
 // there are. (Of a branch or a choice the compiler makes two selects.)
 struct FastWords {
-  uint32_t next, last, before;
+  uint32_t behind, end, before;  // 4 behind the next word; behind the last; LanePlaces'
 
   template <class Lookup>
   __device__ __forceinline__ void decode(BitStream& stream, Lookup lookup, uint32_t (&entries)[kRegisters]) {
@@ -126,17 +172,17 @@ struct FastWords {
         "mad.lo.u32 from, from, 4, %2;\n"
         "min.u32 from, from, %6;\n"
         "@takes mov.b32 %0, %1;\n"
-        "@takes ld.shared.u32 %1, [from];\n"
+        "@takes ld.shared.u32 %1, [from + -4];\n"
         "popc.b32 takers, takers;\n"
         "mad.lo.u32 %2, takers, 4, %2;\n}"
-        : "+r"(stream.w0), "+r"(stream.w1), "+r"(next)
-        : "r"(position), "r"(stream.position), "r"(before), "r"(last)
+        : "+r"(stream.w0), "+r"(stream.w1), "+r"(behind)
+        : "r"(position), "r"(stream.position), "r"(before), "r"(end)
         : "memory");
   }
   __device__ __forceinline__ void start(LaneStreams& streams, uint32_t lane) {
-    Words words{next, last};
+    Words words{behind - 4, end - 4};
     words.start(streams, lane);
-    next = words.next;
+    behind = words.next + 4;
   }
 };
 
@@ -231,48 +277,68 @@ template <>
 struct Fragments<Layout::kHuffman> {
   const LanePlaces<Layout::kHuffman>& lane;
   Stage stage;
-  bool good;  // and not raw
+  bool usual;  // it isn't raw, damaged or full of patches
   uint32_t header, signs;
+  uint32_t& start;  // not 0: the streams start in the next stage that has codes
   LaneStreams& streams;
-  PatchList patches;
+  FewPatches patches;
   FastWords words;
 
   __device__ __forceinline__ Fragments(const Stage& stage, const LanePlaces<Layout::kHuffman>& lane, uint32_t& start,
                                        LaneStreams& streams)
-      : lane(lane), stage(stage), signs(stage.address + lane.plane), streams(streams) {
+      : lane(lane), stage(stage), signs(stage.address + lane.plane), start(start), streams(streams) {
     header = stage.header(lane).bits;
     // With the bits of raw stages and zero rows, a section would start far behind every stage.
-    const uint32_t section = header & 0xFFFF, end = section + (header >> 24), stage_end = stage.address + stage.bytes;
-    patches = {stage.address + 4 * section, stage.address + 4 * end, header};
-    words = {patches.end, stage_end - 4, lane.before};
-    good = static_cast<int32_t>((section - kHuffmanSections / 4) | (stage_end - patches.end)) >= 0;
-    if (good && start) {
-      ptx::rare();
-      words.start(streams, lane.lane4 / 4);
-      start = 0;
-    }
+    const uint32_t section = header & 0xFFFF, count = header >> 24;
+    words = {stage.address + 4 * ptx::pinned(section + count + 1), stage.address + stage.bytes, lane.before};
+    patches = {static_cast<int32_t>(count), words.behind - 4 - lane.lane4};
+    const uint32_t unusual = (section - kHuffmanSections / 4) | (words.end - words.behind);
+    usual = ((unusual | header) & FewPatches::kTooMany) == 0;
+    if (usual && start) start_streams();
   }
 
   __device__ __forceinline__ void decode(int batch, Batch& a) {
-    if (good)
+    if (usual) {
+      if (batch == 0) patches.load();
       decode_codes(batch, a);
-    else
-      decode_raw(batch, a);
+#pragma unroll
+      for (int k = 0; k < kBatchKSteps; k++) patches.apply(kBatchKSteps * batch + k, header, lane.places, a[k]);
+    } else {
+      decode_rare(batch, a);
+    }
   }
-  __device__ __forceinline__ uint32_t damaged() const { return patches.left(); }
+  __device__ __forceinline__ uint32_t damaged() const { return patches.left; }
 
  private:
-  __device__ __forceinline__ void decode_raw(int batch, Batch& a) {
+  // Where its words begin, if it has codes and its section lies in it; else 0.
+  __device__ __forceinline__ uint32_t good_words() const {
     ptx::rare();
-    const bool raw = WarpHeader{header}.is_raw() && stage.bytes >= kRawStageBytes;
-    if (raw)
+    const uint32_t bits = ptx::pinned(header), section = bits & 0xFFFF, words = 4 * (section + (bits >> 24));
+    return section >= kHuffmanSections / 4 && words <= stage.bytes ? stage.address + words : 0;
+  }
+  __device__ __forceinline__ void start_streams() {
+    ptx::rare();
+    words.start(streams, lane.lane4 / 4);
+    start = 0;
+  }
+  __device__ __forceinline__ void decode_rare(int batch, Batch& a) {
+    if (const uint32_t end = good_words()) {
+      if (start) start_streams();
+      decode_codes(batch, a);
+      PatchList list{end - 4 * patches.left, end, header};
+#pragma unroll
+      for (int k = 0; k < kBatchKSteps; k++) list.apply(kBatchKSteps * batch + k, lane.lane4, a[k]);
+      patches.left = static_cast<int32_t>(end - list.next) / 4;
+    } else if (WarpHeader{header}.is_raw() && stage.bytes >= kRawStageBytes) {
       load_raw(stage.address + lane.raw_registers(), batch, a);
-    else
+      patches.left = 0;
+    } else {
       clear(a);
-    patches.next = patches.end - 4 * !raw;
+      patches.left = 1;
+    }
   }
   __device__ __forceinline__ void decode_codes(int batch, Batch& a) {
-    const auto lookup = [this](uint32_t x) { return ptx::load_shared(dot4(x, 0x80000000u, lane.column)); };
+    const auto lookup = [this](uint32_t x) { return ptx::load_shared(dot4(x, lane.top, lane.column)); };
 #pragma unroll
     for (int pair = 0; pair < kBatchPairs; pair++) {
       const uint4 s = ptx::load_shared_quad(signs + kSignsStep * (kBatchPairs * batch + pair));
@@ -284,8 +350,6 @@ struct Fragments<Layout::kHuffman> {
         merge_entries(entries, odd ? s.z : s.x, odd ? s.w : s.y, a[k]);
       }
     }
-#pragma unroll
-    for (int k = 0; k < kBatchKSteps; k++) patches.apply(kBatchKSteps * batch + k, lane.lane4, a[k]);
   }
 };
 
