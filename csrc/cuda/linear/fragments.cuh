@@ -23,9 +23,9 @@ static __device__ __forceinline__ void clear(Batch& a) {
 // opaque, since the compiler would rather work them out anew in every stage.
 template <Layout kLayout>
 struct LanePlaces {
-  uint32_t header, plane;  // plane: the signs with mantissas, of a raw matrix the registers
-  uint32_t codes, column;  // of nibble; of huffman's table
-  uint32_t lane4, before;  // 4 · lane, and the lanes before it as a mask
+  uint32_t header, plane;            // plane: the signs with mantissas, of a raw matrix the registers
+  uint32_t codes, column;            // of nibble; of huffman's table
+  uint32_t lane4, before;            // 4 · lane, and the lanes before it as a mask
   uint32_t places[kRegisters], top;  // of huffman: of the lane's registers in patches; dot4's factor
 
   __device__ __forceinline__ LanePlaces(uint32_t table, uint32_t warp, uint32_t lane) {
@@ -124,12 +124,13 @@ struct FewPatches {
   // Those of one k-step, if the header says that it has some. Half of the registers are passed over in one jump.
   __device__ __forceinline__ void apply(int kstep, uint32_t header, const uint32_t (&places)[kRegisters],
                                         uint32_t (&a)[kRegisters]) {
-#define UNWEIGHT_PATCH(i, place)                                              \
-  "lop3.b32 t, patch, " place ", 127, 0x28;\nsetp.ne.u32 elsewhere, t, 0;\n" \
+#define UNWEIGHT_PATCH(i, place)                 \
+  "lop3.b32 t, patch, " place                    \
+  ", 127, 0x28;\nsetp.ne.u32 elsewhere, t, 0;\n" \
   "@elsewhere bra NOT" i ";\nlop3.b32 %" i ", %11, patch, %" i ", 0xCA;\nNOT" i ":\n"
-#define UNWEIGHT_NEXT_PATCH                                                   \
-  "add.s32 %4, %4, -1;\n"                                                     \
-  "lop3.b32 t, %4, patch, 0x80000000, 0x08;\nsetp.ne.u32 another, t, 0;\n"    \
+#define UNWEIGHT_NEXT_PATCH                                                \
+  "add.s32 %4, %4, -1;\n"                                                  \
+  "lop3.b32 t, %4, patch, 0x80000000, 0x08;\nsetp.ne.u32 another, t, 0;\n" \
   "@another bra AGAIN;\n"
     asm volatile(
         "{\n.reg .pred none, upper, elsewhere, another;\n.reg .b32 t, patch;\n"
@@ -142,8 +143,7 @@ struct FewPatches {
         UNWEIGHT_PATCH("0", "%7") UNWEIGHT_PATCH("1", "%8") UNWEIGHT_NEXT_PATCH
         "bra DONE;\n"
         "UPPER:\n"  //
-        UNWEIGHT_PATCH("2", "%9") UNWEIGHT_PATCH("3", "%10") UNWEIGHT_NEXT_PATCH
-        "DONE:\n}"
+        UNWEIGHT_PATCH("2", "%9") UNWEIGHT_PATCH("3", "%10") UNWEIGHT_NEXT_PATCH "DONE:\n}"
         : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]), "+r"(left)
         : "r"(own), "r"(header), "r"(places[0]), "r"(places[1]), "r"(places[2]), "r"(places[3]), "r"(kExponentBits),
           "r"(0x10000u << kstep)

@@ -120,7 +120,7 @@ struct Consumer {
       ring.wait_full();
       const uint32_t bytes = ptx::load_shared(ring.length(block));
       if (bytes == 0) break;
-      product.stage(ring.stage(block), usable(bytes), ring.x(), [&] {
+      product.stage(ring.stage(block), usable(bytes), ring.x_descriptor_low(), [&] {
         if (before) give_back(before);
       });
       before = ring.empty();

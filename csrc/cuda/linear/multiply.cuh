@@ -32,12 +32,13 @@ struct StageProduct {
   // Before the first stage of each segment.
   __device__ __forceinline__ void start_segment() { starts = 1; }
 
-  // Multiplies one stage with the slot's x. `bytes`: a multiple of 16, and not less than kHuffmanSections. Returns with
-  // the stage's last products in flight: they read x until the next stage has called `release`, or until `finish`.
-  // release(): called once by all lanes, when nothing reads the *previous* stage and its x any more.
+  // Multiplies one stage with the slot's x (`x_low`: wgmma_descriptor_low). `bytes`: a multiple of 16, and not less
+  // than kHuffmanSections. Returns with the stage's last products in flight: they read x until the next stage has
+  // called `release`, or until `finish`. release(): called once by all lanes, when nothing reads the *previous* stage
+  // and its x any more.
   template <class Release>
-  __device__ __forceinline__ void stage(uint32_t stage_address, uint32_t bytes, uint32_t x_address, Release release) {
-    const uint64_t x = ptx::wgmma_descriptor(x_address);
+  __device__ __forceinline__ void stage(uint32_t stage_address, uint32_t bytes, uint32_t x_low, Release release) {
+    const uint64_t x = ptx::wgmma_descriptor(x_low);
     Fragments<kLayout> fragments(Stage{stage_address, bytes}, lane, starts, streams);
     Batch a[kBatches];
     batch<0>(fragments, a[0], x);

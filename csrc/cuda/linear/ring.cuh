@@ -6,6 +6,7 @@
 #include "../staging.cuh"
 #include "config.h"
 #include "walk.cuh"
+#include "wgmma.cuh"
 
 namespace unweight::cuda {
 
@@ -30,19 +31,22 @@ struct Ring {
 
   __device__ __forceinline__ explicit Ring(uint32_t shared) : shared(shared) {}
   __device__ __forceinline__ uint32_t x() const { return shared + I::kShared.x + I::kShared.x_bytes * slot; }
+  // As wgmma wants it.
+  __device__ __forceinline__ uint32_t x_descriptor_low() const {
+    return ptx::wgmma_descriptor_low(shared + I::kShared.x) + I::kShared.x_bytes / 16 * slot;
+  }
   __device__ __forceinline__ uint32_t stage(uint32_t block) const {
-    return shared + I::kShared.stages + I::kShared.stage_bytes * (slot * I::kWarpgroups + block);
+    return shared + I::kShared.stages + I::kShared.stage_bytes * block + I::kShared.stage_bytes * I::kWarpgroups * slot;
   }
   __device__ __forceinline__ uint32_t length(uint32_t block) const {
-    return shared + I::kShared.lengths + 4 * (slot * I::kWarpgroups + block);
+    return shared + I::kShared.lengths + 4 * block + 4 * I::kWarpgroups * slot;
   }
   __device__ __forceinline__ uint32_t full() const { return shared + I::kShared.barriers + 8 * slot; }
   __device__ __forceinline__ uint32_t empty() const { return full() + 8 * I::kShared.slots; }
   __device__ __forceinline__ void wait_full() const { wait_phase(full(), phase); }
   __device__ __forceinline__ void wait_empty() const { wait_phase(empty(), phase ^ 1); }
   __device__ __forceinline__ void next() {
-    slot = slot + 1 == I::kShared.slots ? 0 : slot + 1;
-    phase ^= slot == 0;
+    if (++slot == I::kShared.slots) slot = 0, phase ^= 1;
   }
   __device__ __forceinline__ SharedWork work() const {
     return {shared + I::kShared.shares + 4 * kShareWords * (threadIdx.x / kLanes)};

@@ -23,8 +23,10 @@ UNWEIGHT_PTX void pin(float (&values)[kCount]) {
 }
 
 // B: K-major, rows of 128 bytes with the 128-byte swizzle, 8 rows in 1024 bytes. A k-step of 16 columns is 32 bytes.
-UNWEIGHT_PTX uint64_t wgmma_descriptor(uint32_t address) {
-  uint64_t descriptor = (address & 0x3FFFF) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+// The low half of its descriptor, which moves by a sixteenth of what the address moves by:
+UNWEIGHT_PTX uint32_t wgmma_descriptor_low(uint32_t address) { return address >> 4 | 1 << 16; }
+UNWEIGHT_PTX uint64_t wgmma_descriptor(uint32_t low) {
+  uint64_t descriptor = low | 64ull << 32 | 1ull << 62;
   asm volatile("" : "+l"(descriptor));  // not made anew for each k-step
   return descriptor;
 }
