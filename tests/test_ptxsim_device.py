@@ -1,9 +1,13 @@
 """The simulated device: its memory, and kernels compiled by nvcc from a folder of sources."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
-from ptxsim import KernelReport, Kind
+from linear_product import Product, Weight, config, packed, tokens
+from ptxsim import KernelReport, Kind, sparse
 from ptxsim.compiler import ROOT, CompileError, compile_ptx, find_kernel
 from ptxsim.device import SimulatedDevice
 
@@ -159,6 +163,45 @@ def test_memory_of_the_device():
         device.download(64, 1)
     weights = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     assert device.read(device.tensor(weights, "weights"), np.uint16, (2, 3))[1, 0] == 0x4040
+
+
+def test_memory_is_larger_than_this_machine_s(csrc):
+    """What nobody touches costs nothing, be it written to or only read."""
+    device = SimulatedDevice(csrc=csrc)
+    content = sparse.zeros(1 << 36, np.uint8)
+    content[-128:] = np.arange(32, dtype=np.uint32).view(np.uint8)
+    x = device.machine.memory.adopt(content, "x").base + content.size - 128
+    out = device.allocate(1 << 40, "out")
+    device.launch("talks", 1, 32, 0, np.array([x, out + (1 << 40) - 128, 0, 6], np.uint64).tobytes())
+    assert (device.read(out + (1 << 40) - 128, np.uint32, 32) == np.arange(32)).all()
+    with pytest.raises(ValueError, match=f"byte {(1 << 40) - 129} of out .* was never written"):
+        device.download(out + (1 << 40) - 129, 4)
+    with pytest.raises(ValueError, match="part: expected contiguous uint8, a multiple of 16"):
+        device.machine.memory.adopt(content[:8], "part")
+
+
+def test_some_ctas_of_a_grid(csrc):
+    device = SimulatedDevice(csrc=csrc)
+    last, out = device.tensor(np.zeros(1, np.uint32), "last", readonly=False), device.allocate(4 * 6, "out")
+    argument = np.array([device.tensor(np.ones(10, np.uint32), "x"), out, last, 10], np.uint64).tobytes()
+    device.launch("sum", 5, 128, 0, argument, ctas=[0, 3])
+    assert [device.read(out + 4 * (1 + cta), np.uint32, ()) for cta in (0, 3)] == [30, 0]
+    assert device.read(last, np.uint32, ()) == 2
+    with pytest.raises(ValueError, match="byte 8 of out"):
+        device.download(out + 8, 4)
+
+
+def test_a_machine_is_let_go_with_its_last_user():
+    """Without Python's collector, which counts objects, not bytes. The kernel has all kinds of copies and barriers."""
+    product = Product([Weight(packed("trained", (70, 200), "nibble"), 200)], tokens(2, 200), config(8))
+    product.run()
+    machine = weakref.ref(product.device.machine)
+    gc.disable()
+    try:
+        del product
+        assert machine() is None
+    finally:
+        gc.enable()
 
 
 def test_kernels_that_aren_t_there(csrc, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from . import sparse
 from .races import AGENT_MASK, Knowledge, ThreadClocks
 
 _CROWD = -(1 << 24)  # several agents did; `& AGENT_MASK` gives NOBODY
@@ -15,8 +16,8 @@ class Accesses:
 
     def __init__(self, size: int):
         self._shift = 2
-        self._last = np.zeros(size >> 2, np.int64)
-        self._at = np.zeros(size >> 2, np.int32)  # the instruction, where _last says that there is one
+        self._last = sparse.zeros(size >> 2, np.int64)
+        self._at = sparse.zeros(size >> 2, np.int32)  # the instruction, where _last says that there is one
         self._views: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._row_of: np.ndarray | None = None  # of units with several agents: their row of _crowds
         self._crowds = np.zeros((0, 0), np.int64)  # (rows, agents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,13 +76,24 @@ class SimulatedDevice:
         return region.data[offset : offset + nbytes].tobytes()
 
     def launch(
-        self, kernel: str, grid: int, block: int, shared_bytes: int, argument: bytes, programmatic: bool = False
+        self,
+        kernel: str,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        argument: bytes,
+        programmatic: bool = False,
+        ctas: Sequence[int] | None = None,
     ) -> None:
         self.launched.append(kernel)
         found = find_kernel(kernel, self._csrc, self.architecture)
-        self.machine.launch(found, grid, block, shared_bytes, bytes(argument), programmatic=programmatic)
+        self.machine.launch(found, grid, block, shared_bytes, bytes(argument), programmatic=programmatic, ctas=ctas)
 
     # For tests.
+
+    def run(self, plan, ctas: Sequence[int] | None = None) -> None:
+        """A LaunchPlan, or only these CTAs of it."""
+        self.launch(plan.kernel, plan.grid, plan.block, plan.shared_bytes, plan.argument, plan.programmatic, ctas)
 
     def tensor(self, content, name: str, readonly: bool = True) -> int:
         """The address of an array's (or torch tensor's) bytes. Kernels may not write them unless readonly=False."""

@@ -71,10 +71,13 @@ class _Accessor:
     """Stands for the warp where memory asks who accesses it: later, and as the threads were at the instruction."""
 
     def __init__(self, warp, stamps: np.ndarray, agents: np.ndarray):
-        self.machine = warp.machine
         self.current = warp.current
         self.clocks = CopyClocks(warp.clocks, agents, stamps)
         self._warp = warp
+
+    @property
+    def machine(self):
+        return self._warp.machine
 
     def report(self, kind: Kind, detail: str, lanes=None, other: int = -1) -> None:
         self._warp.report(kind, detail, lanes, other, self.current)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,12 @@ class Cta:
     def done(self) -> bool:
         return all(warp.done for warp in self.warps)
 
+    def release(self) -> None:
+        """Lets go of what refers to itself, and so to all of memory: Python's collector would let it pile up."""
+        for warp in self.warps:
+            vars(warp).clear()
+        vars(self).clear()
+
     def post(self, warp: Warp, complete: Callable[[], None], text: str) -> None:
         """Starts an asynchronous operation that the current instruction of `warp` asks for."""
         self.pending.append(Pending(warp, warp.current, complete, text))
@@ -86,6 +92,7 @@ class _Launch:
     grid: int
     block: int
     shared_bytes: int
+    ctas: Sequence[int]  # those that run
 
 
 class Machine:
@@ -130,9 +137,11 @@ class Machine:
         arguments: bytes = b"",
         check: bool = True,
         programmatic: bool = False,
+        ctas: Sequence[int] | None = None,
     ) -> list[Report]:
         """Runs a kernel on `grid` CTAs of `block` threads. `arguments`: the bytes of all parameters. `programmatic`: it
         may start before the launch before it is complete (dependent.py); what that wrote is there all the same.
+        `ctas`: only these of the grid, where all would take too long.
 
         Raises KernelReport if there is anything to report; with check=False returns the reports instead. Raises
         UnsupportedInstruction for an instruction that the interpreter doesn't know.
@@ -149,7 +158,9 @@ class Machine:
             entries = _compiled(kernel)
             code = Code(kernel, entries, layout, addresses)
             with np.errstate(all="ignore"):
-                self._run(_Launch(kernel, code, layout, grid, block, shared_bytes))
+                self._run(
+                    _Launch(kernel, code, layout, grid, block, shared_bytes, range(grid) if ctas is None else ctas)
+                )
             if self.earlier and not self.earlier.awaited:
                 detail = (
                     "no thread executes griddepcontrol.wait: who waits for this launch doesn't wait for the one before"
@@ -195,10 +206,10 @@ class Machine:
             32,
         )
         most = max(_MAX_RESIDENT_THREADS // launch.block, 1)
-        return max(min(per_multiprocessor * self.multiprocessors, launch.grid, most), 1)
+        return max(min(per_multiprocessor * self.multiprocessors, len(launch.ctas), most), 1)
 
     def _run(self, launch: _Launch) -> None:
-        waiting = iter(range(launch.grid))
+        waiting = iter(launch.ctas)
         ctas = [Cta(self, next(waiting), slot, launch) for slot in range(self._resident(launch))]
         self.steps = 0
         idle = 0
@@ -212,6 +223,7 @@ class Machine:
                     index = next(waiting, None)
                     if index is not None:
                         ctas.append(Cta(self, index, cta.slot, launch))
+                    cta.release()
                 if progress or self._complete_one(ctas):
                     idle = 0
                 elif idle:
@@ -225,6 +237,9 @@ class Machine:
                     return
         except Abort:
             return
+        finally:
+            for cta in ctas:
+                cta.release()
 
     def _round(self, ctas: list[Cta]) -> bool:
         """Lets each warp run a while, in some order, and some asynchronous operations complete."""

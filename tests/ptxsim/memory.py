@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import sparse
 from .checks import Kind
 from .dependent import EarlierLaunch
 from .program import Kernel
@@ -41,7 +42,9 @@ class Allocation:
 class Region:
     """Bytes [base, base + size). Reads and writes by warps are vectors over the lanes that take part."""
 
-    def __init__(self, name: str, base: int, size: int, clocks: Clocks, readonly: bool = False):
+    def __init__(
+        self, name: str, base: int, size: int, clocks: Clocks, readonly: bool = False, data: np.ndarray | None = None
+    ):
         self.name = name
         self.base = base
         self.size = size
@@ -49,7 +52,7 @@ class Region:
         self.constant = False  # of a module: no launch writes it
         self.earlier: EarlierLaunch | None = None  # may still be writing here
         padded = -(-size // 16) * 16 + 16
-        self.data = np.full(padded, _POISON, np.uint8)
+        self.data = sparse.filled(padded, _POISON) if data is None else data
         self.shadow: Shadow | None = None
         if not readonly:
             self.shadow = Shadow(padded, clocks)
@@ -299,19 +302,30 @@ class GlobalMemory:
 
     def allocate(self, content: np.ndarray | int, name: str, readonly: bool = False) -> Region:
         """A region of so many bytes of unknown content, or with an array's bytes."""
+        if readonly and isinstance(content, int):
+            raise ValueError(f"{name}: readonly memory needs its content")
         size = content if isinstance(content, int) else content.nbytes
-        # 256-byte aligned, and no better: what needs more must not work by luck.
-        base = self._next + 256
-        region = Region(name, base, size, self.clocks, readonly)
+        region = self._add(size, name, readonly)
         if not isinstance(content, int):
             region.data[:size] = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
             if region.shadow:
                 region.shadow.set_initialised(0, size)
-        elif readonly:
-            raise ValueError(f"{name}: readonly memory needs its content")
-        self._next = -(-(base + size + _GAP) // 1024) * 1024
+        return region
+
+    def adopt(self, content: np.ndarray, name: str) -> Region:
+        """The array itself (uint8, a multiple of 16) as a readonly region: for contents too large to copy."""
+        if content.dtype != np.uint8 or content.ndim != 1 or content.size % 16 or not content.flags.c_contiguous:
+            raise ValueError(
+                f"{name}: expected contiguous uint8, a multiple of 16, got {content.dtype} {content.shape}"
+            )
+        return self._add(content.size, name, True, content)
+
+    def _add(self, size: int, name: str, readonly: bool, data: np.ndarray | None = None) -> Region:
+        # 256-byte aligned, and no better: what needs more must not work by luck.
+        region = Region(name, self._next + 256, size, self.clocks, readonly, data)
+        self._next = -(-(region.base + size + _GAP) // 1024) * 1024
         self._regions.append(region)
-        self._bases.append(base)
+        self._bases.append(region.base)
         return region
 
     def start(self, clocks: Clocks, earlier: EarlierLaunch | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from . import sparse
 from .accesses import Accesses
 from .checks import Kind
 from .races import AGENT_MASK, HOST, HOST_STAMP, RED_ZONE, Clocks, Knowledge, ThreadClocks, async_stamp
@@ -37,8 +38,8 @@ class Shadow:
     def __init__(self, size: int, clocks: Clocks):
         self.clocks = clocks
         self.size = size
-        self.written = np.zeros(size, np.int64)  # stamps
-        self._written_at = np.zeros(size >> 2, np.int32)  # instructions
+        self.written = sparse.zeros(size, np.int64)  # stamps
+        self._written_at = sparse.zeros(size >> 2, np.int32)  # instructions
         self._dirty = np.zeros((size >> _PAGE_SHIFT) + 1, bool)  # pages that this launch wrote to
         self._by_size = {n: self.written.reshape(-1, n) for n in (1, 2, 4, 8, 16)}
         self._reads = Accesses(size)
