@@ -85,7 +85,7 @@ def multiply(weights: Weights, x: np.ndarray, chains: Sequence[Sequence[Chain]])
                 np.ldexp(sum_chain(weights.values[rows, columns], tokens[:, columns]), np.int32(-weights.scale))
             )
         with np.errstate(invalid="ignore", over="ignore"):
-            result[rows] = sum(parts[1:], start=parts[0])
+            result[rows] = sum(parts[-2::-1], start=parts[-1])
     return np.ascontiguousarray(result.T)
 
 

@@ -22,6 +22,10 @@ def works(draw):
     return shapes, blocks, draw(st.integers(1, 6)), draw(st.integers(1, 140)), warpgroups
 
 
+def in_order(parts: list) -> list:
+    return sorted(parts, key=lambda part: (part.weight, part.tile, part.group))
+
+
 @given(works())
 def test_every_unit_is_done_once_in_order_and_in_equal_parts(work) -> None:
     shapes, blocks, tiles, ctas, warpgroups = work
@@ -32,7 +36,7 @@ def test_every_unit_is_done_once_in_order_and_in_equal_parts(work) -> None:
         for group in range(-(-blocks[w] // warpgroups))
         for unit in range(min(warpgroups, blocks[w] - warpgroups * group) * shape.segments())
     ]
-    parts = [native.linear_parts(cta, ctas, shapes, tiles) for cta in range(ctas)]
+    parts = [in_order(native.linear_parts(cta, ctas, shapes, tiles)) for cta in range(ctas)]
     assert [(p.weight, p.tile, p.group, u) for cta in parts for p in cta for u in range(*p.units)] == wanted
 
     average = sum(tiles * shape.cost() for shape in shapes) / ctas
@@ -40,7 +44,7 @@ def test_every_unit_is_done_once_in_order_and_in_equal_parts(work) -> None:
     for cta in parts:
         cost = sum(shapes[p.weight].stages_of(u // p.width) for p in cta for u in range(*p.units))
         assert cost <= average + longest
-        # Only the first and the last group of a chunk may be cut: there is room for two pieces.
+        # Only the first and the last group of a chunk may be cut.
         for part in cta[1:-1]:
             assert part.units == (0, part.width * shapes[part.weight].segments())
 
@@ -52,7 +56,7 @@ def test_pieces_of_a_block_join(work) -> None:
     shapes, blocks, tiles, ctas, warpgroups = work
     done = {(w, tile, b): 0 for w in range(len(shapes)) for tile in range(tiles) for b in range(blocks[w])}
     for cta in range(ctas):
-        for place, part in enumerate(native.linear_parts(cta, ctas, shapes, tiles)):
+        for place, part in enumerate(in_order(native.linear_parts(cta, ctas, shapes, tiles))):
             assert place == 0 or part.units[0] == 0
             first, end = part.rounds
             for b in range(MOST_WARPGROUPS):
@@ -67,6 +71,20 @@ def test_pieces_of_a_block_join(work) -> None:
                     assert done[key] == begin and first <= begin < stop <= end
                     done[key] = stop
     assert all(done[w, tile, b] == shapes[w].segments() for w, tile, b in done)
+
+
+@given(works())
+def test_what_a_cta_adds_up_comes_behind_what_others_wait_for(work) -> None:
+    """And it leaves pieces of one group at most: there is room for one."""
+    shapes, _, tiles, ctas, _ = work
+    for cta in range(ctas):
+        parts = native.linear_parts(cta, ctas, shapes, tiles)
+        sizes = [part.width * shapes[part.weight].segments() for part in parts]
+        left = [part for part, size in zip(parts, sizes, strict=True) if part.units[1] < size]
+        begun = [part for part in parts if part.units[0]]
+        assert len(left) <= 1 and len(begun) <= 1
+        for part in begun:
+            assert part is parts[-1] and (part in left) <= (len(parts) == 1)
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.data())

@@ -42,7 +42,10 @@ class NativeChunks:
 
     def __init__(self, weights: tuple[Matrix, ...], tiles: int, warpgroups: int, chunks: int) -> None:
         self.shapes = [native.WorkShape(m.blocks, m.stages, m.segment_stages, warpgroups) for m in weights]
-        self.parts = [native.linear_parts(chunk, chunks, self.shapes, tiles) for chunk in range(chunks)]
+        self.parts = [
+            sorted(native.linear_parts(chunk, chunks, self.shapes, tiles), key=lambda p: (p.weight, p.tile, p.group))
+            for chunk in range(chunks)
+        ]
         self.owners: dict[tuple[int, ...], list[int]] = {}
         for chunk, parts in enumerate(self.parts):
             for part in parts:

@@ -18,16 +18,19 @@ struct Part {
   cuda::GroupWork work;
 };
 
+// As a CTA goes about it: late groups last.
 std::vector<Part> parts_of(uint32_t chunk, uint32_t chunks, const std::vector<cuda::WorkShape>& shapes,
                            uint32_t tiles) {
   std::vector<Part> parts;
   const auto costs = [&shapes](uint32_t w) { return shapes[w].cost(); };
   const cuda::WorkShare share = cuda::share_of(chunk, chunks, costs, static_cast<uint32_t>(shapes.size()), tiles);
-  for (uint32_t job = share.first_job; job < share.jobs_end(); job++) {
-    const cuda::WorkShape& shape = shapes[job / tiles];
-    const uint32_t end = share.units_end(job, shape);
-    for (uint32_t unit = share.units_begin(job, shape); unit < end;)
-      parts.push_back({job / tiles, job % tiles, cuda::take_group(shape, unit, end)});
+  for (const bool late : {false, true}) {
+    for (uint32_t job = share.first_job; job < share.jobs_end(late); job++) {
+      const cuda::WorkShape& shape = shapes[job / tiles];
+      uint32_t unit, end;
+      share.units(job, shape, late, unit, end);
+      while (unit < end) parts.push_back({job / tiles, job % tiles, cuda::take_group(shape, unit, end)});
+    }
   }
   return parts;
 }

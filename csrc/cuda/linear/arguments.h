@@ -25,7 +25,7 @@ struct LinearArgument {
                            // 0: one matrix, and all rows are its own
   uint32_t chunks;         // that each sheet is cut into: schedule.h
   uint32_t tile_sheets;    // each tile is a sheet, else all are one
-  DeviceAddress partials;  // FP32 [chunks][2][warpgroups][piece_rows][64]: sums of a part of a block, gather.cuh
+  DeviceAddress partials;  // FP32 [chunks][warpgroups][piece_rows][64]: sums of a part of a block, gather.cuh
   DeviceAddress flags;     // u64 [chunks][warpgroups][flag_rows][4 warps]: the nonce when such sums are there
   uint64_t nonce;          // of the launch, not 0
   uint32_t float_output;   // y is FP32, else BF16

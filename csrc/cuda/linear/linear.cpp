@@ -109,7 +109,7 @@ LinearCut cut_linear(const LinearCall& call, const LinearConfig& config, int mul
 
 uint64_t partial_bytes(const LinearCall& call, const LinearConfig& config, const LinearCut& cut) {
   const uint64_t rows = cut.tile_sheets ? call.tokens : static_cast<uint64_t>(config.tokens);
-  return uint64_t{2} * cut.chunks * config.warpgroups * rows * kBlockRows * sizeof(float);
+  return uint64_t{cut.chunks} * config.warpgroups * rows * kBlockRows * sizeof(float);
 }
 
 uint64_t flag_bytes(const LinearCall& call, const LinearConfig& config, const LinearCut& cut) {

@@ -147,20 +147,23 @@ struct Consumer {
     if (lane() == 0) Place::park_group(place(), kind, group.group * I::kWarpgroups + block);
   }
   template <Layout kLayout>
-  __device__ __forceinline__ void store(const StageProduct<kLayout, I::kN>& product) const {
+  __device__ __forceinline__ void store(StageProduct<kLayout, I::kN>& product) const {
     const Place p = Place::parked(place());
     if (p.kind == Place::kNowhere) return;
     const float scale = product.damaged ? kNaN : p.scale;
-    const auto sum = [&](int i) { return product.sums[i] * scale; };
-    if (p.kind == Place::kOutput) {
-      const BlockOutput out(a, p.weight, p.matrix, p.block, p.first_token, p.tokens);
+    auto& sums = product.sums;
 #pragma unroll
-      for (int q = 0; q < I::kN / 8; q++) out.store(q, sum(4 * q), sum(4 * q + 1), sum(4 * q + 2), sum(4 * q + 3));
-    } else {
+    for (float& sum : sums) sum *= scale;
+    if (p.kind == Place::kPiece) {
       const Piece<I> piece(a, ring.work().get(SharedWork::kChunk), block, p.first_token, p.tokens);
-      piece.store(p.kind == Place::kLastPiece, sum);
-      if (p.kind == Place::kPiece) piece.publish();
+      piece.store(sums);
+      piece.publish();
+      return;
     }
+    if (p.kind == Place::kLastPiece) Gatherer<I>(a, ring.work(), p.block).add_to(sums, p.first_token, p.tokens);
+    const BlockOutput out(a, p.weight, p.matrix, p.block, p.first_token, p.tokens);
+#pragma unroll
+    for (int q = 0; q < I::kN / 8; q++) out.store(q, sums[4 * q], sums[4 * q + 1], sums[4 * q + 2], sums[4 * q + 3]);
   }
 };
 
@@ -192,7 +195,6 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   } else {
     if constexpr (I::kMovesRegisters) ptx::acquire_registers<224>();
     Consumer<I>(a, shared, warp).consume();
-    Gatherer<I>(a, Ring<I>(shared).work(), warp / kWarps).gather();
   }
 }
 

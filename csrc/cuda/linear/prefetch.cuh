@@ -28,11 +28,12 @@ struct FirstStages {
     return *reinterpret_cast<const volatile Header*>(matrix);
   }
 
-  // Asks the L2 for the head of the matrix and for what a CTA's ring takes first when it begins with stage `first`. One
-  // warp; lane `slot * warpgroups + block` asks for a stage, others for lines of the head. Returns where the lane will
-  // have to read first of all: an index entry, or a line of the head; or nullptr.
+  // Asks the L2 for the head of the matrix and for what a CTA's ring takes first when it has a chunk that begins in
+  // this matrix, which is job 0 of `share`. One warp; lane `slot * warpgroups + block` asks for a stage, others for
+  // lines of the head. Returns where the lane will have to read first of all: an index entry, or a line of the head; or
+  // nullptr.
   template <class I>
-  __device__ __forceinline__ const void* prefetch(uint32_t first) const {
+  __device__ __forceinline__ const void* prefetch(const WorkShare& share) const {
     constexpr uint32_t kGroup = I::kWarpgroups, kHeadLines = kHead / kLineBytes;
     static_assert(I::kShared.slots * kGroup + kHeadLines <= kLanes, "a lane a stage, and one a line of the head");
     if (bytes < kHead) return nullptr;
@@ -45,10 +46,11 @@ struct FirstStages {
     const uint32_t length = header().segment_stages;
     if (length - 1 >= kLongestSegment || index_at % 4 || data_at % 16 || data_at > bytes) return nullptr;
     const WorkShape shape{blocks, stages, length, kGroup};
-    if (first >= shape.cost()) return nullptr;
-    uint32_t unit = shape.nearest_unit(first);
-    if (unit >= shape.units()) return nullptr;
-    const GroupWork group = take_group(shape, unit, shape.units());
+    uint32_t unit, units_end;
+    share.units(0, shape, false, unit, units_end);
+    if (unit >= units_end) share.units(0, shape, true, unit, units_end);
+    if (unit >= units_end) return nullptr;
+    const GroupWork group = take_group(shape, unit, units_end);
     const uint32_t block = lane % kGroup, stage = lane / kGroup, segment = group.first_segment();
     if (stage >= min(I::kShared.slots, shape.stages_of(segment))) return nullptr;
     if (segment < group.begin_of(block) || segment >= group.end_of(block)) return nullptr;
@@ -68,13 +70,14 @@ static __device__ __forceinline__ const void* prefetch_own(const LinearArgument&
   const uint32_t chunk = a.offsets ? kNoChunk : chunk_of(blockIdx.x, gridDim.x, 0, a.chunks);
   if (chunk == kNoChunk) return nullptr;
   const uint32_t tiles = a.tile_sheets ? 1 : ceil_quotient(a.tokens, I::kN);
-  uint32_t job, stage;
-  find_border(chunk, a.chunks, Costs{a}, a.weight_count, tiles, job, stage);
-  if (job >= a.weight_count * tiles) return nullptr;
-  const PackedArgument& packed = a.weights[job / tiles].packed;
+  WorkShare share = share_of(chunk, a.chunks, Costs{a}, a.weight_count, tiles);
+  if (share.first_job >= a.weight_count * tiles) return nullptr;
+  const PackedArgument& packed = a.weights[share.first_job / tiles].packed;
+  share.end_job -= share.first_job;
+  share.first_job = 0;
   return FirstStages{reinterpret_cast<const uint8_t*>(packed.packed), packed.matrix_bytes, packed.blocks,
                      packed.stages_per_block}
-      .template prefetch<I>(stage);
+      .template prefetch<I>(share);
 }
 
 // Those of the weight that comes next, which a kernel of the same instance will multiply with as few tokens.
@@ -92,7 +95,7 @@ static __device__ __forceinline__ void prefetch_next(const LinearArgument& a) {
   const uint32_t chunks = tile_chunks(cost, length, a.multiprocessors);
 #pragma unroll 1
   for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x)
-    next.template prefetch<I>(static_cast<uint32_t>(cost * chunk / chunks));
+    next.template prefetch<I>(share_of(chunk, chunks, [=](uint32_t) { return cost; }, 1, 1));
 }
 
 }  // namespace unweight::cuda

@@ -6,6 +6,9 @@
 // A *sheet* is what is cut together: one tile of all weights where a row's sums may not depend on other rows, else
 // everything. Chunk c of C of a sheet has the units between the unit borders nearest to c/C and (c+1)/C of its cost:
 // contiguous, so that a block is cut only where a chunk begins or ends.
+//
+// Who has the last segments of a block adds up what all have (gather.cuh). A CTA does such groups behind all others, of
+// all sheets, so that what it waits for has long been there, and what others wait for comes early.
 #pragma once
 #include "../../format/tile.h"
 #include "arguments.h"
@@ -52,7 +55,8 @@ struct GroupWork {
   // Segments of the group's block `b` (any number; none from `width` on).
   UNWEIGHT_HD_MEMBER uint32_t begin_of(uint32_t b) const { return b < width ? segments_before(begin, b) : 0; }
   UNWEIGHT_HD_MEMBER uint32_t end_of(uint32_t b) const { return b < width ? segments_before(end, b) : 0; }
-  UNWEIGHT_HD_MEMBER bool whole(const WorkShape& shape) const { return begin == 0 && end == width * shape.segments(); }
+  // Other CTAs began some of its blocks, and all of them end here.
+  UNWEIGHT_HD_MEMBER bool is_late(const WorkShape& shape) const { return begin > 0 && end == width * shape.segments(); }
 
  private:
   UNWEIGHT_HD_MEMBER uint32_t segments_before(uint32_t unit, uint32_t b) const {
@@ -60,19 +64,32 @@ struct GroupWork {
   }
 };
 
+// The part of one group in units [unit, end) of a job, of which it takes as many as belong to it.
+UNWEIGHT_HD GroupWork take_group(const WorkShape& shape, uint32_t& unit, uint32_t end) {
+  const uint32_t group = unit / shape.group_units(), first = group * shape.group_units(), width = shape.width(group);
+  const uint32_t units = width * shape.segments(), stop = end - first < units ? end - first : units;
+  const GroupWork work{group, width, unit - first, stop};
+  unit = first + stop;
+  return work;
+}
+
 // A chunk: from a stage of a job up to a stage of another. A job is a tile of a weight, and those of a sheet follow
 // each other by weight, then by tile.
 struct WorkShare {
   uint32_t first_job, first_stage;
   uint32_t end_job, end_stage;
 
-  UNWEIGHT_HD_MEMBER uint32_t jobs_end() const { return end_job + (end_stage != 0); }
-  // Units of a job whose matrix has this shape: [units_begin, units_end). There may be none.
-  UNWEIGHT_HD_MEMBER uint32_t units_begin(uint32_t job, const WorkShape& shape) const {
-    return job == first_job ? shape.nearest_unit(first_stage) : 0;
+  // Of the jobs that may have late groups, or others.
+  UNWEIGHT_HD_MEMBER uint32_t jobs_end(bool late) const {
+    return late && first_job < end_job ? first_job + 1 : end_job + (end_stage != 0);
   }
-  UNWEIGHT_HD_MEMBER uint32_t units_end(uint32_t job, const WorkShape& shape) const {
-    return job == end_job ? shape.nearest_unit(end_stage) : shape.units();
+  // The late units of a job whose matrix has this shape, or the others: [begin, end). There may be none.
+  UNWEIGHT_HD_MEMBER void units(uint32_t job, const WorkShape& shape, bool late, uint32_t& begin, uint32_t& end) const {
+    begin = job == first_job ? shape.nearest_unit(first_stage) : 0;
+    end = job == end_job ? shape.nearest_unit(end_stage) : shape.units();
+    uint32_t behind = begin;
+    if (begin < end && !take_group(shape, behind, end).is_late(shape)) behind = begin;
+    (late ? end : begin) = behind;
   }
 };
 
@@ -120,15 +137,6 @@ UNWEIGHT_HD constexpr uint32_t chunk_of(uint32_t cta, uint32_t ctas, uint32_t sh
   const uint32_t start = sheet * chunks % ctas, wrapped = start + chunks > ctas ? start + chunks - ctas : 0;
   if (cta < wrapped) return cta;
   return cta >= start && cta - start < chunks - wrapped ? cta - start + wrapped : kNoChunk;
-}
-
-// The part of one group in units [unit, end) of a job, of which it takes as many as belong to it.
-UNWEIGHT_HD GroupWork take_group(const WorkShape& shape, uint32_t& unit, uint32_t end) {
-  const uint32_t group = unit / shape.group_units(), first = group * shape.group_units(), width = shape.width(group);
-  const uint32_t units = width * shape.segments(), stop = end - first < units ? end - first : units;
-  const GroupWork work{group, width, unit - first, stop};
-  unit = first + stop;
-  return work;
 }
 
 }  // namespace unweight::cuda

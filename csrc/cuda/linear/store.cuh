@@ -45,7 +45,7 @@ struct Place {
 #pragma unroll
     for (uint32_t i = 0; i < 7; i++) w[i] = ptx::load_shared(address + 4 * i);
     __syncwarp();
-    return {w[0], w[1], w[2], w[3], __uint_as_float(w[4]), ptx::uniform(w[5]), w[6]};
+    return {w[0], w[1], w[2], w[3], __uint_as_float(w[4]), ptx::uniform(w[5]), ptx::uniform(w[6])};
   }
 };
 

@@ -117,7 +117,7 @@ struct SharedWork {
     kFirstStage,
     kEndJob,
     kEndStage,
-    kSheet,
+    kTurn,  // first each sheet's groups that aren't late, then each sheet's late ones
     kChunk,
     kJob,
     kUnit,
@@ -129,7 +129,9 @@ struct SharedWork {
   };
   static_assert(kTiles + 1 == kShareWords);
 
-  __device__ __forceinline__ uint32_t get(Word word) const { return ptx::uniform(ptx::load_shared(address + 4 * word)); }
+  __device__ __forceinline__ uint32_t get(Word word) const {
+    return ptx::uniform(ptx::load_shared(address + 4 * word));
+  }
   // All lanes call it.
   __device__ __forceinline__ void set(Word word, uint32_t value) const {
     __syncwarp();
@@ -147,12 +149,18 @@ struct SharedWork {
   __device__ __forceinline__ uint32_t sheet_tiles(const LinearArgument& a) const {
     return a.tile_sheets ? 1 : get(kTiles);
   }
-  // The first sheet from number `sheet` on that the CTA has a chunk of; false: there is none. All lanes call it.
-  __device__ __forceinline__ bool enter(const LinearArgument& a, uint32_t sheet) const {
+  __device__ __forceinline__ bool late(const LinearArgument& a) const { return get(kTurn) >= sheets(a); }
+  __device__ __forceinline__ uint32_t sheet(const LinearArgument& a) const {
+    const uint32_t turn = get(kTurn), sheets = this->sheets(a);
+    return turn < sheets ? turn : turn - sheets;
+  }
+  // The first turn from number `turn` on with a sheet that the CTA has a chunk of; false: there is none. All lanes call
+  // it.
+  __device__ __forceinline__ bool enter(const LinearArgument& a, uint32_t turn) const {
     const uint32_t sheets = this->sheets(a);
     uint32_t chunk = kNoChunk;
-    for (; sheet < sheets; sheet++) {
-      chunk = chunk_of(blockIdx.x, gridDim.x, sheet, a.chunks);
+    for (; turn < 2 * sheets; turn++) {
+      chunk = chunk_of(blockIdx.x, gridDim.x, turn < sheets ? turn : turn - sheets, a.chunks);
       if (chunk != kNoChunk) break;
     }
     if (chunk == kNoChunk) return false;
@@ -161,20 +169,24 @@ struct SharedWork {
     set(kFirstStage, share.first_stage);
     set(kEndJob, share.end_job);
     set(kEndStage, share.end_stage);
-    set(kSheet, sheet);
+    set(kTurn, turn);
     set(kChunk, chunk);
     set(kJob, share.first_job);
     return true;
   }
-  __device__ __forceinline__ bool enter_next(const LinearArgument& a) const { return enter(a, get(kSheet) + 1); }
+  __device__ __forceinline__ bool enter_next(const LinearArgument& a) const { return enter(a, get(kTurn) + 1); }
   __device__ __forceinline__ WorkShare share() const {
     return {get(kFirstJob), get(kFirstStage), get(kEndJob), get(kEndStage)};
   }
+  __device__ __forceinline__ bool has_jobs(const LinearArgument& a) const {
+    return get(kJob) < share().jobs_end(late(a));
+  }
   // The warp goes from job to job, and from unit to unit of it.
-  __device__ __forceinline__ void enter_job(const WorkShape& shape) const {
-    const uint32_t number = get(kJob);
-    set(kUnit, share().units_begin(number, shape));
-    set(kEndUnit, share().units_end(number, shape));
+  __device__ __forceinline__ void enter_job(const LinearArgument& a, const WorkShape& shape) const {
+    uint32_t unit, end;
+    share().units(get(kJob), shape, late(a), unit, end);
+    set(kUnit, unit);
+    set(kEndUnit, end);
     set(kBlocks, shape.blocks);
     set(kStages, shape.stages);
     set(kSegment, shape.segment_stages);
@@ -194,7 +206,7 @@ struct SharedWork {
     const uint32_t number = get(kJob), tiles = sheet_tiles(a);
     Job job;
     job.weight = number / tiles;
-    job.tile = find_tile<kTokens>(a, a.tile_sheets ? get(kSheet) : number % tiles);
+    job.tile = find_tile<kTokens>(a, a.tile_sheets ? sheet(a) : number % tiles);
     const PackedArgument& packed = a.weights[job.weight].packed;
     job.matrix = reinterpret_cast<const uint8_t*>(packed.packed + job.tile.matrix * packed.matrix_bytes);
     job.shape = {packed.blocks, packed.stages_per_block, segment_of(packed, job.matrix), kWarpgroups};
@@ -202,17 +214,18 @@ struct SharedWork {
   }
 };
 
-// Calls role.begin(job) for each matrix and tile of the CTA's chunks, then role.work(job, group) for each group. All
-// lanes call it.
+// Calls role.begin(job) for each matrix and tile of the CTA's chunks, then role.work(job, group) for each group; late
+// groups at the end of all. All lanes call it.
 template <int kTokens, int kWarpgroups, class Role>
 static __device__ __forceinline__ void walk(const LinearArgument& a, SharedWork shared, Role& role) {
 #pragma unroll 1
   for (bool any = shared.enter(a, 0); any; any = shared.enter_next(a)) {
 #pragma unroll 1
-    for (; shared.get(shared.kJob) < shared.share().jobs_end(); shared.set(shared.kJob, shared.get(shared.kJob) + 1)) {
+    for (; shared.has_jobs(a); shared.set(shared.kJob, shared.get(shared.kJob) + 1)) {
       Job job = shared.job<kTokens, kWarpgroups>(a);
+      shared.enter_job(a, job.shape);
+      if (!shared.has_units()) continue;
       role.begin(job);
-      shared.enter_job(job.shape);
 #pragma unroll 1
       while (shared.has_units()) {
         job.shape = shared.shape(kWarpgroups);
