@@ -106,16 +106,11 @@ class Product:
         stride, dtype = weight.rows + weight.gap, np.float32 if self.float_output else np.uint16
         y = np.empty((len(self.x), weight.rows), dtype)
         region, size = self.device.machine.memory.find(out), self._size
-        used = max(end for _, end in self.ranges())
-        y[used:] = 0
-        for token, row in enumerate(y[:used]):
+        for token, row in enumerate(y):
             row[:] = self.device.read(out + size * token * stride, dtype, (weight.rows,))
-        # What lies between the rows and behind the last expert's: never written.
-        nobodys = [(token * stride + weight.rows, (token + 1) * stride) for token in range(used - 1)]
-        if used < len(self.x):
-            nobodys.append((used * stride - weight.gap if used else 0, (len(self.x) - 1) * stride + weight.rows))
-        for begin, end in nobodys:
-            for element in range(begin, end):
+        # What lies between the rows: never written.
+        for token in range(len(self.x) - 1):
+            for element in range(token * stride + weight.rows, (token + 1) * stride):
                 assert region.first_unwritten(size * element, size * element + 1) == size * element, (
                     f"y: wrote element {element}, which belongs to no row"
                 )

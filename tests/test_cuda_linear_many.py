@@ -60,7 +60,7 @@ OFFSETS = {
 @pytest.mark.parametrize("name", OFFSETS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_experts(layout: str, name: str) -> None:
-    """Rows behind the last expert's end are nobody's, and are left as they are."""
+    """Rows behind the last expert's end are nobody's, and become zeros."""
     product = Product([stack(4, 70, 300, layout, known=True)], tokens(6, 300), config(8), offsets=OFFSETS[name])
     product.check()
 
@@ -81,6 +81,21 @@ def test_two_stacks() -> None:
 def test_offsets_that_make_no_sense(offsets: list[int]) -> None:
     """Nothing outside x and y is touched; a row belongs to the expert that the clamped offsets give it."""
     Product([stack(4, 65, 200, "huffman")], tokens(6, 200), config(8), offsets=offsets).check()
+
+
+@pytest.mark.parametrize("float_output", [False, True], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("columns", [1, 37, 64])
+def test_rows_of_no_expert_are_zeros(columns: int, float_output: bool) -> None:
+    """Also of many experts, at odd places, of two stacks; what lies between rows stays as it was."""
+    experts, ends = 40, [0] * 11 + [2] * 29
+    ends[20] = 3  # the largest isn't the last
+    stacks = [
+        Weight(packed("trained", (experts, rows, columns), "nibble"), columns, gap=gap)
+        for rows, gap in ((65, 3), (7, 0))
+    ]
+    product = Product(stacks, tokens(9, columns), config(8), ends, float_output=float_output, multiprocessors=2)
+    for y in product.check():
+        assert y[2].any() and not y[3:].any()
 
 
 @pytest.mark.parametrize("size", [32, 128, pytest.param(256, marks=slow)])

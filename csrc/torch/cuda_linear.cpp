@@ -117,9 +117,6 @@ std::vector<Tensor> multiply_fused(TorchDevice& device, const Tensor& x, const O
                             static_cast<uint64_t>(w.out_features())});
   }
   const uint64_t element = results[0].element_size();
-  if (ends)
-    cuda::clear_rest(device, {call.offsets, call.weights[0].y, call.tokens, call.weights[0].y_stride * element,
-                              call.weights[0].packed.matrices});
   if (tokens != kRuns) {
     set_next(call, next_w);
     cuda::linear(device, call, config_for(static_cast<uint64_t>(tokens)));

@@ -91,11 +91,6 @@ void bind_drivers(py::module_& m) {
   m.def("plan_compare_checksums", &cuda::plan_compare_checksums);
   m.def("plan_embedding", &cuda::plan_embedding);
   m.def("poison", on_python(&cuda::poison));
-  m.def("clear_rest", [](py::object object, DeviceAddress offsets, DeviceAddress y, uint64_t rows, uint64_t row_bytes,
-                         uint32_t experts) {
-    PythonDevice device(std::move(object));
-    cuda::clear_rest(device, {offsets, y, rows, row_bytes, experts});
-  });
   m.def("check_driver", [](int driver, int build) { cuda::check_driver({driver, build}); });
   m.def("check_gpu", [](int index, int major, int minor, int driver, int build) {
     cuda::check_gpu({index, major, minor}, {driver, build});

@@ -1,5 +1,6 @@
 // The copying warpgroup: one warp fetches weights, three fetch activations. They go as far ahead as the ring has slots.
 #pragma once
+#include "../fill.cuh"
 #include "ring.cuh"
 #include "walk.cuh"
 
@@ -102,6 +103,7 @@ struct TokenCopier {
     walk<I::kN, I::kWarpgroups>(a, ring.work(), *this);
     ptx::copy_wait<0>();
     while (open) hand_over();
+    if (a.offsets) clear_rest();
   }
   __device__ __forceinline__ void begin(const Job& job) {
     rows = reinterpret_cast<const uint8_t*>(a.x) + 2 * (job.tile.first_token * a.x_stride);
@@ -131,6 +133,24 @@ struct TokenCopier {
       const uint32_t bytes = row < tokens ? there : 0;
       const uint8_t* from = bytes ? rows + 2 * (row * a.x_stride + column) : reinterpret_cast<const uint8_t*>(a.x);
       ptx::copy_async(to + 128 * row + 16 * ((chunk ^ row) % 8), from, bytes);
+    }
+  }
+  // Rows of no expert, which are those behind the largest offset, become zeros.
+  __device__ __forceinline__ void clear_rest() const {
+    uint32_t end = 0;
+#pragma unroll 1
+    for (uint32_t e = threadIdx.x % kLanes; e < a.weights[0].packed.matrices; e += kLanes)
+      end = max(end, static_cast<uint32_t>(max(reinterpret_cast<const int32_t*>(a.offsets)[e], 0)));
+    end = min(__reduce_max_sync(kAllLanes, end), a.tokens);
+    const uint64_t element = a.float_output ? 4 : 2;
+#pragma unroll 1
+    for (uint64_t row = end + blockIdx.x; row < a.tokens; row += gridDim.x) {
+#pragma unroll 1
+      for (uint32_t i = 0; i < a.weight_count; i++) {
+        const WeightArgument& w = a.weights[i];
+        const DeviceAddress y = w.y + element * row * w.y_stride;
+        fill(y, y + element * w.packed.out_features, 0, threadIdx.x - I::kConsumers - kLanes, kLoaderWarps * kLanes);
+      }
     }
   }
   __device__ __forceinline__ void hand_over() {

@@ -19,7 +19,7 @@ struct LinearCall {
   uint64_t tokens;
   DeviceAddress x;            // BF16 [tokens, in_features], a multiple of 16
   uint64_t x_stride;          // elements from row to row, a multiple of 8
-  DeviceAddress offsets = 0;  // i32 [matrices], ends of the experts' rows; 0: one matrix
+  DeviceAddress offsets = 0;  // i32 [matrices], ends of the experts' rows, zeros behind the last; 0: one matrix
   bool float_output = false;  // y is FP32, else BF16
   // The one matrix that the product after this one reads: a hint, which the result doesn't depend on. 0: none.
   DeviceAddress next = 0;
