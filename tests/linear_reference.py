@@ -69,7 +69,10 @@ def sum_chain(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def multiply(weights: Weights, x: np.ndarray, chains: Sequence[Sequence[Chain]]) -> np.ndarray:
-    """Sums before the bias: x is BF16 [M, K] as uint16, chains those of each block in order → float32 [M, N]."""
+    """Sums before the bias: x is BF16 [M, K] as uint16, chains those of each block in order → float32 [M, N].
+
+    A block's chains are added from the last to the first.
+    """
     tokens = to_float(x)
     result = np.zeros((len(weights.values), len(x)), np.float32)
     alike: dict[tuple[Chain, ...], list[int]] = defaultdict(list)

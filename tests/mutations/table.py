@@ -25,6 +25,9 @@ VERIFY = ("tests/test_cuda_verify.py",)
 TRANSCODE = ("tests/test_cuda_transcode.py",)
 
 GATHER = ("tests/test_cuda_linear_gather.py", "-k", "many_chunks and 8 or repeated")
+MANY = ("tests/test_cuda_linear_many.py",)
+PRODUCT = ("tests/test_cuda_linear.py", "-k", "shapes and 66")
+HOSTILE_PRODUCT = ("tests/test_cuda_linear_hostile.py",)
 
 MUTATIONS = (
     # Pieces of blocks of the fused product.
@@ -43,9 +46,115 @@ MUTATIONS = (
         "ld.relaxed.gpu.global.u64",
         GATHER,
     ),
-    Mutation("a flag isn't taken back", "linear/gather.cuh", "      ptx::store_relaxed(flag, 0);\n", "", GATHER),
+    Mutation(
+        "a flag isn't taken back", "linear/gather.cuh", "ptx::store_relaxed(flag, 0);", "{}", (*GATHER[:2], "repeated")
+    ),
     Mutation("nobody waits for a piece", "linear/gather.cuh", "      piece.wait();\n", "", GATHER),
-    Mutation("the first piece is left out", "linear/gather.cuh", "piece.add_to(sums, false)", "(void)sums", GATHER),
+    Mutation("others' pieces are left out", "linear/gather.cuh", "      piece.add_to(sums);\n", "", GATHER),
+    Mutation("only the nearest piece is added", "linear/gather.cuh", "while (begin > block)", "while (false)", GATHER),
+    Mutation(
+        "pieces of all tiles share their flags",
+        "linear/gather.cuh",
+        "flag_rows(a) + first_row",
+        "flag_rows(a)",
+        (*MANY, "-k", "several_tiles"),
+    ),
+    Mutation(
+        "groups that are added up are left out",
+        "linear/walk.cuh",
+        "turn < 2 * sheets; turn++",
+        "turn < sheets; turn++",
+        GATHER,
+    ),
+    Mutation(
+        "a border is the last unit's that begins before",
+        "linear/schedule.h",
+        "(stage + length / 2) / length",
+        "stage / length",
+        (*GATHER[:2], "any_order"),
+    ),
+    # The ring of the fused product, and what fills and empties it.
+    Mutation(
+        "a slot is full when one warp has brought x",
+        "linear/ring.cuh",
+        "I::kWarpgroups + kLoaderWarps)",
+        "I::kWarpgroups + 1)",
+        PRODUCT,
+    ),
+    Mutation(
+        "a slot is free when one warpgroup is done with it",
+        "linear/ring.cuh",
+        "I::kWarpgroups * kWarps)",
+        "kWarps)",
+        PRODUCT,
+    ),
+    Mutation(
+        "no fence between x and the tensor cores", "linear/copy.cuh", "    ptx::fence_proxy_async();\n", "", PRODUCT
+    ),
+    Mutation("rows of x behind the tile's last", "linear/copy.cuh", "row < tokens ? there : 0", "there", PRODUCT),
+    Mutation(
+        "columns of x behind the last", "linear/copy.cuh", "min(columns - column, uint64_t{8})", "uint64_t{8}", PRODUCT
+    ),
+    Mutation("x isn't swizzled", "linear/copy.cuh", "(chunk ^ row) % 8", "chunk % 8", PRODUCT),
+    Mutation(
+        "a product's stages of any length",
+        "linear/copy.cuh",
+        " || length > I::kShared.stage_bytes / 16",
+        "",
+        (*HOSTILE_PRODUCT, "-k", "longer"),
+    ),
+    Mutation(
+        "a product's stages outside the matrix",
+        "linear/copy.cuh",
+        " || end > steps",
+        "",
+        (*HOSTILE_PRODUCT, "-k", "stage_anywhere"),
+    ),
+    Mutation(
+        "a slot is given back while its x is read",
+        "linear/multiply.cuh",
+        "    batch<0>(fragments, a[0], x);\n    release();\n",
+        "    release();\n    batch<0>(fragments, a[0], x);\n",
+        PRODUCT,
+    ),
+    Mutation(
+        "A registers are filled while they are read",
+        "linear/multiply.cuh",
+        "ptx::wgmma_wait<1>();",
+        "ptx::wgmma_wait<2>();",
+        PRODUCT,
+    ),
+    Mutation(
+        "a code table is filled while it is read",
+        "linear/linear.cuh",
+        "    ptx::named_barrier<1>(I::kConsumers);  // nobody looks up the code before\n",
+        "",
+        (*MANY, "-k", "one_layout and huffman"),
+    ),
+    # From stages to sums to y.
+    Mutation(
+        "a product's patches are left out",
+        "linear/fragments.cuh",
+        "if (patched | zeros)",
+        "if (zeros)",
+        (*PRODUCT[:2], "as_many_patches and nibble"),
+    ),
+    Mutation(
+        "a product's words behind the stage",
+        "linear/fragments.cuh",
+        '        "min.u32 from, from, %6;\\n"\n',
+        "",
+        PRODUCT,
+    ),
+    Mutation(
+        "damage isn't said",
+        "linear/linear.cuh",
+        "product.damaged ? kNaN : p.scale",
+        "p.scale",
+        (*HOSTILE_PRODUCT, "-k", "sections"),
+    ),
+    Mutation("lanes exchange the wrong sums", "linear/store.cuh", "odd ? s0 : s1, 4)", "odd ? s1 : s0, 4)", PRODUCT),
+    Mutation("a product's rows behind the last", "linear/store.cuh", "    if (r >= rows) return;\n", "", PRODUCT),
     # Barriers and fences.
     Mutation("no fence after mbarrier.init", "unpack_tiled.cu", "    ptx::fence_mbarrier_init();\n", "", UNPACK),
     Mutation("no barrier after the start", "unpack_tiled.cu", "  __syncthreads();\n", "", UNPACK),
