@@ -1,5 +1,7 @@
 """Arithmetic, logic, conversions and comparisons, each as a pure function on the 32 lanes of its registers."""
 
+import functools
+
 from . import alu_bits, alu_compare, alu_convert, alu_float, alu_integer
 from .alu_types import FLOATS, Modifiers, Operation, UnsupportedInstruction
 
@@ -16,6 +18,7 @@ def carry_use(opcode: str, modifiers: tuple[str, ...]) -> tuple[bool, bool]:
     return opcode in ("addc", "subc", "madc"), "cc" in modifiers
 
 
+@functools.cache
 def compile_op(opcode: str, modifiers: tuple[str, ...], destinations: int = 1) -> Operation:
     """The function of an instruction: uint64[32] per source, in the order of its operands, to uint64[32].
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,29 +53,41 @@ def _general_step(function, destinations, sources, reads_carry: bool, writes_car
     return step
 
 
-_STEP = """
-def step(warp, mask):
-    rows = warp.rows
-    guard = warp.guard
-    if {guards}:
-        warp.touch(sources, destinations, mask)
-    accessed = warp.accessed
-    {marks}
-    value = function({arguments})
-    rows[{destination}] = value if mask is FULL else where(mask, value, rows[{destination}])
-    return 0
+_MAKER = """
+def make(function, sources, destinations, {slots}):
+    def step(warp, mask):
+        rows = warp.rows
+        guard = warp.guard
+        if {guards}:
+            warp.touch(sources, destinations, mask)
+        accessed = warp.accessed
+        {marks}
+        value = function({arguments})
+        rows[{destination}] = value if mask is FULL else where(mask, value, rows[{destination}])
+        return 0
+    return step
 """
 
 
 def generated_step(function, destination: int, sources: tuple[int, ...]) -> Step:
     """Most of the interpreter's time is spent here, so the loop over operands is unrolled into source text."""
-    slots = sorted({destination, *sources})
-    text = _STEP.format(
+    slots = list(dict.fromkeys((destination, *sources)))
+    maker = _step_maker(tuple(slots.index(source) for source in sources))
+    return maker(function, sources, (destination,), *slots)
+
+
+@functools.cache
+def _step_maker(sources: tuple[int, ...]) -> Callable[..., Step]:
+    """For operands that are these of the distinct slots, of which the first is the destination's: compiling text is
+    slow, and a kernel has thousands of instructions of a few such forms."""
+    slots = [f"slot{number}" for number in range(max(sources, default=0) + 1)]
+    text = _MAKER.format(
+        slots=", ".join(slots),
         guards=" or ".join(f"guard[{slot}]" for slot in slots),
         marks="; ".join(f"accessed[{slot}] = 1" for slot in slots),
-        arguments=", ".join(f"rows[{slot}]" for slot in sources),
-        destination=destination,
+        arguments=", ".join(f"rows[{slots[source]}]" for source in sources),
+        destination=slots[0],
     )
-    names = {"function": function, "FULL": FULL, "where": np.where, "sources": sources, "destinations": (destination,)}
+    names = {"FULL": FULL, "where": np.where}
     exec(text, names)
-    return names["step"]
+    return names["make"]

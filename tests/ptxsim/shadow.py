@@ -178,7 +178,10 @@ class Shadow:
         if not self._async_reads:
             return
         offset = index * size
+        first, end = int(offset.min()), int(offset.max()) + size
         for low, high, agent, other, granules, _ in self._async_reads:
+            if low >= end or high <= first:
+                continue
             hit = np.flatnonzero((offset < high) & (offset + size > low))
             if granules is not None and len(hit):
                 hit = hit[np.isin(offset[hit] >> 4, granules)]
