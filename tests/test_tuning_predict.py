@@ -57,11 +57,11 @@ def test_by_hand() -> None:
     assert found.parts["loop"] + found.parts["last stage"] == pytest.approx(found.hbm + found.parts["last stage"])
     assert found.parts["launch"] == ASSUMED.launch
     assert found.parts["first reads and table"] == pytest.approx(3 * ASSUMED.hbm_latency), "header, index, stage"
-    # Half of the CTAs leave a block's first half to another: on average an SM writes 64 sums of 8 rows, and reads them,
-    # its own too. The CTA that does has one of each, and three latencies and the two of a block's one other piece.
-    together = 4 * (4 * 64 * 8) * 64 / 132 / ASSUMED.l2_bytes
-    alone = 3 * (4 * 64 * 8) / ASSUMED.l2_bytes_alone
-    assert found.parts["sum of pieces"] == pytest.approx(4 * ASSUMED.l2_latency + max(together, alone) / 1.755e3)
+    # Half of the CTAs leave a block's first half to others, at their end: 64 sums of 8 rows are written, and read. The
+    # sums reach the L2, the flag is seen, the sums are read.
+    together = 2 * (4 * 64 * 8) * 64 / 132 / ASSUMED.l2_bytes
+    alone = 4 * 64 * 8 / ASSUMED.l2_bytes_alone
+    assert found.parts["sum of pieces"] == pytest.approx(3 * ASSUMED.l2_latency + max(together, alone) / 1.755e3)
     assert found.parts["at once"] == pytest.approx(0, abs=1e-9), "nothing of it is hidden, raw has no table"
     assert found.cublas == pytest.approx(2 * 4096 * 4096 / (0.88 * 14.5 * 132 * 1.755e3))
 

@@ -13,9 +13,9 @@ TILED = ("raw", "huffman", "nibble")
 # Lane-operations for a weight in the consumers' loop, waits and wgmma included, by pipe: counted in SASS of the kernels
 # for 16 tokens (tests/test_tuning_costs.py). It has the test for patches, what they add is below.
 OPERATIONS: Mapping[str, Mapping[str, float]] = {
-    "raw": {"ALU": 0.25, "FMA-heavy": 0.06, "LSU": 0.16, "XU": 0.0, "other": 0.72},
-    "huffman": {"ALU": 2.41, "FMA-heavy": 0.83, "LSU": 0.72, "XU": 0.23, "other": 1.01},
-    "nibble": {"ALU": 1.56, "FMA-heavy": 0.12, "LSU": 0.17, "XU": 0.0, "other": 0.73},
+    "raw": {"ALU": 0.23, "FMA-heavy": 0.0, "LSU": 0.16, "XU": 0.0, "other": 0.61},
+    "huffman": {"ALU": 2.47, "FMA-heavy": 0.72, "LSU": 0.73, "XU": 0.23, "other": 0.9},
+    "nibble": {"ALU": 1.45, "FMA-heavy": 0.03, "LSU": 0.16, "XU": 0.0, "other": 0.63},
 }
 # What patches of real weights add: the upper end for huffman, the middle for nibble, of prototypes.
 PATCHES: Mapping[str, Mapping[str, float]] = {

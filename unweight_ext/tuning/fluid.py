@@ -8,7 +8,7 @@ the ring's slots become free; and the ring's stages of the product behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 
@@ -20,10 +20,12 @@ class Load:
     weight_bytes: float
     own: float  # clocks, if no byte kept it waiting
     last: float  # clocks that it works on after its last bytes came
+    ring_bytes: float = 0.0  # that it asks for at first
 
-    def slot(self, slots: int, ring_bytes: float) -> float:
-        """Clocks that it works on one slot of the ring."""
-        return self.own * ring_bytes / slots / self.weight_bytes
+    @property
+    def ring(self) -> float:
+        """The part of its bytes that it asks for at first."""
+        return min(1.0, self.ring_bytes / self.weight_bytes)
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ class Around:
     behind: float  # from the last CTA's last sum to the 0 of the next launch
     asks: float | None  # the next launch's CTAs for the first stages, after the last sum; None: they don't
     hints: float | None  # from a CTA's last copy until first stages of the next launch arrive; None: it asks for none
-    slots: int
-    ring_bytes: float
+    slots: int  # of the ring
 
 
 @dataclass
@@ -77,9 +78,8 @@ class _Cta:
 def loop_end(loads: Sequence[Load], memory: Memory, around: Around | None, launches: int = 6) -> float:
     """Clocks from the first copies to the last CTA's last sum. `around` None: of a loop alone, which starts at 0."""
     if around is None:
-        return _run(
-            loads, Memory(memory.rate, 0.0), Around(0.0, 0.0, 0.0, None, None, 1, 0.0), [0.0] * len(loads), 0.0
-        )[0]
+        loads = [replace(load, ring_bytes=0.0) for load in loads]
+        return _run(loads, Memory(memory.rate, 0.0), Around(0.0, 0.0, 0.0, None, None, 1), [0.0] * len(loads), 0.0)[0]
     alone = around.hints is None and around.asks is None
     # The first launch finds nothing asked for. Those that follow are soon alike, or in turn like two: what is early in
     # one is late in the next.
@@ -97,8 +97,8 @@ def _run(
     """One launch: its end; how much of the next one's rings has come when its copies begin; when the rest does."""
     ctas = []
     for load, there in zip(loads, ahead, strict=True):
-        ring, most = min(around.ring_bytes, load.weight_bytes), load.weight_bytes / load.own
-        free = around.consumers + load.slot(around.slots, ring) + memory.latency if ring else 0.0
+        most, ring = load.weight_bytes / load.own, load.ring * load.weight_bytes
+        free = around.consumers + load.own * load.ring / around.slots + memory.latency if ring else 0.0
         ctas.append(_Cta(load, [(arrives, ring - there, most), (free, load.weight_bytes - ring, most)]))
         ctas[-1].take(0.0)
     now, end, until = 0.0, 0.0, inf
@@ -110,16 +110,15 @@ def _run(
             finished = max(now + cta.load.last, around.consumers + cta.load.own)
             end = max(end, finished)
             if around.hints is not None:
-                ring = min(around.ring_bytes, cta.load.weight_bytes)
                 # Its last copy waited for a slot: all but one were still to be worked on.
-                copied = finished * (1 - (around.slots - 1) / around.slots * ring / cta.load.weight_bytes)
-                cta.portions.append((max(now, copied + around.hints), ring, inf))
+                copied = finished * (1 - (around.slots - 1) / around.slots * cta.load.ring)
+                cta.portions.append((max(now, copied + around.hints), cta.load.ring * cta.load.weight_bytes, inf))
         if until == inf and all(cta.done < inf for cta in ctas):
             until = end + around.behind
             if around.asks is not None and around.hints is None:
                 start = max(now, end + around.asks + memory.latency)
                 for cta in ctas:
-                    cta.portions.append((start, min(around.ring_bytes, cta.load.weight_bytes), inf))
+                    cta.portions.append((start, cta.load.ring * cta.load.weight_bytes, inf))
         rates = _shared([(cta.load.ctas, cta.asks(now)) for cta in ctas], memory.rate)
         step = min(until - now, *(cta.until_change(now, rate) for cta, rate in zip(ctas, rates, strict=True)))
         for cta, rate in zip(ctas, rates, strict=True):

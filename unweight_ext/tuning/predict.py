@@ -150,17 +150,18 @@ def predict(
 
     by_active = {active: of_round(active) for active in range(1, config.warpgroups + 1)}
     rows = sum(product.tokens) / tiles  # of a tile
+    slots = SLOTS[layout][config.tokens]
 
-    def load_of(share: Share) -> tuple[float, float, float]:
+    def load_of(share: Share) -> tuple[float, float, float, float]:
         own = sum(max(by_active[r.active].values()) * r.active * r.stages * STAGE_WEIGHTS for r in share.rounds)
-        last = share.rounds[-1].active
+        own += 4.0 * BLOCK_ROWS * rows * share.published / assumed.l2_bytes
+        first, last = share.rounds[0].active, share.rounds[-1].active
         # Of the last stage: it is there, and still has to be decoded and multiplied.
         behind = max(v for name, v in by_active[last].items() if name != "L2") * last * STAGE_WEIGHTS
-        return share.block_stages * STAGE_WEIGHTS * per_weight, own, behind
+        stage_bytes = STAGE_WEIGHTS * per_weight
+        return share.block_stages * stage_bytes, own, behind, slots * first * stage_bytes
 
-    busy = [share for share in shares if share.rounds]
-    loads = [Load(count, *load) for load, count in sorted(Counter(map(load_of, busy)).items())]
-    slots = SLOTS[layout][config.tokens]
+    loads = [Load(n, *load) for load, n in sorted(Counter(load_of(share) for share in shares if share.groups).items())]
     gather = gather_of(shares, rows, gpu, assumed)
     launch = assumed.dependent_launch if chained else assumed.launch
     fill = fill_of(layout, product.experts, assumed.store + launch if chained else None, assumed, hinted)
@@ -173,7 +174,6 @@ def predict(
         asks=(gather + fill.asks) * clocks if chained and fill.asks is not None else None,
         hints=3 * memory.latency if hinted else None,  # header, index, stage
         slots=slots,
-        ring_bytes=slots * config.warpgroups * STAGE_WEIGHTS * per_weight,
     )
     alone = loop_end(loads, memory, None) / clocks
     last = loads[-1].last / clocks
@@ -239,17 +239,18 @@ def gather_of(shares: Sequence[Share], rows: float, gpu: Gpu, assumed: Assumptio
     if not any(share.gathered for share in shares):
         return 0.0
 
-    def moved(share: Share) -> int:
-        """Pieces: written, and read; the own ones are both."""
-        return share.published + share.gathered + 2 * sum(len(group.gathered) for group in share.groups)
+    def at_the_end(share: Share) -> int:
+        """Pieces that move then: those that others left, and its own where nothing came behind them."""
+        return share.groups[-1].published + share.gathered if share.groups else 0
 
     # All take from the L2 what it gives all, and none takes more than one SM can.
     piece = 4.0 * BLOCK_ROWS * rows
-    together = piece * sum(map(moved, shares)) / gpu.multiprocessors / assumed.l2_bytes
-    alone = piece * max(map(moved, shares)) / assumed.l2_bytes_alone
-    # The sums reach the L2; of each piece of a block a flag is seen and the sums are read; then the own are.
+    together = piece * sum(map(at_the_end, shares)) / gpu.multiprocessors / assumed.l2_bytes
+    alone = piece * max(map(at_the_end, shares)) / assumed.l2_bytes_alone
+    # The last sums reach the L2; of each piece of a block a flag is seen and the sums are read.
+    published = any(share.groups and share.groups[-1].published for share in shares)
     chain = max(pieces for share in shares for group in share.groups for pieces in group.gathered)
-    return (2 + 2 * chain) * assumed.l2_latency + gpu.microseconds(max(together, alone))
+    return (published + 2 * chain) * assumed.l2_latency + gpu.microseconds(max(together, alone))
 
 
 def cublas_microseconds(product: Product, gpu: Gpu, assumed: Assumptions = ASSUMED) -> float:

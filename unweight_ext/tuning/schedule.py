@@ -78,6 +78,7 @@ class GroupShare:
     """What a CTA has of a group of blocks, with one tile of tokens."""
 
     rounds: tuple[Round, ...]
+    late: bool  # others began it and it ends here: it is done behind all other groups
     published: int  # blocks whose sums somebody else adds up
     gathered: tuple[int, ...]  # of each block whose sums it adds up: so many others' pieces
 
@@ -176,7 +177,7 @@ def borders_of(costs: Sequence[int], chunks: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def chunks_of(weights: tuple[Matrix, ...], tiles: int, warpgroups: int, chunks: int) -> tuple[Share, ...]:
-    """What the chunks of one sheet have."""
+    """What the chunks of one sheet have, in the order in which a CTA goes about it."""
     units = list(units_of(weights, tiles, warpgroups))
     parts = list(pairwise(borders_of([unit.stages for unit in units], chunks)))
     owners: dict[tuple[int, int, int], list[int]] = defaultdict(list)  # chunks that have segments of a block, in order
@@ -186,18 +187,21 @@ def chunks_of(weights: tuple[Matrix, ...], tiles: int, warpgroups: int, chunks: 
     shares = []
     for chunk, (begin, end) in enumerate(parts):
         groups = []
-        for (job, group), members in groupby(units[begin:end], key=lambda u: (u.job, u.group)):
+        for key, members in groupby(range(begin, end), key=lambda i: (units[i].job, units[i].group)):
+            of_group = list(members)
             rounds = []
-            blocks: dict[int, None] = {}
-            for _, together in groupby(members, key=lambda u: u.segment):
+            for _, together in groupby(of_group, key=lambda i: units[i].segment):
                 of_round = list(together)
-                rounds.append(Round(of_round[0].stages, len(of_round)))
-                blocks.update(dict.fromkeys(unit.block for unit in of_round))
-            cut = [found for found in (owners[job, group, block] for block in blocks) if len(found) > 1]
+                rounds.append(Round(units[of_round[0]].stages, len(of_round)))
+            blocks = dict.fromkeys(units[i].block for i in of_group)
+            cut = [found for found in (owners[(*key, block)] for block in blocks) if len(found) > 1]
             published = sum(found[-1] != chunk for found in cut)
             gathered = tuple(len(found) - 1 for found in cut if found[-1] == chunk)
-            groups.append(GroupShare(tuple(rounds), published, gathered))
-        shares.append(Share(tuple(groups)))
+            before, behind = of_group[0] - 1, of_group[-1] + 1
+            is_cut = before >= 0 and (units[before].job, units[before].group) == key
+            ends = behind == len(units) or (units[behind].job, units[behind].group) != key
+            groups.append(GroupShare(tuple(rounds), is_cut and ends, published, gathered))
+        shares.append(Share(tuple(sorted(groups, key=lambda g: g.late))))
     return tuple(shares)
 
 
@@ -210,5 +214,6 @@ def shares_of(weights: tuple[Matrix, ...], tokens: Sequence[int], config: Config
     shares = []
     for cta in range(cut.ctas):
         chunks = (chunk_of(cta, cut.ctas, sheet, cut.chunks) for sheet in range(cut.sheets))
-        shares.append(Share(tuple(group for c in chunks if c is not None for group in parts[c].groups)))
+        groups = [group for c in chunks if c is not None for group in parts[c].groups]
+        shares.append(Share(tuple(sorted(groups, key=lambda g: g.late))))
     return shares
