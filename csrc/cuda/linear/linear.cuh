@@ -27,7 +27,7 @@ struct Consumer {
   static __device__ __forceinline__ uint32_t lane() { return threadIdx.x % kLanes; }
   __device__ __forceinline__ uint32_t table() const { return ring.shared + I::kShared.table; }
 
-  __device__ __forceinline__ void consume() { walk<I::kN, I::kWarpgroups>(a, ring.work(), *this); }
+  __device__ __forceinline__ void consume(bool any) { walk<I::kN, I::kWarpgroups>(a, ring.work(), any, *this); }
 
   __device__ __forceinline__ void begin(const Job& job) {
     Matrix matrix;
@@ -177,24 +177,26 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   const uint32_t warp = __shfl_sync(kAllLanes, threadIdx.x / kLanes, 0);
   if (threadIdx.x == 0) Ring<I>(shared).make_barriers();
   if (threadIdx.x < 3) ptx::store_shared(shared + I::kShared.code + 4 * threadIdx.x, 0);  // none
+  if (a.offsets) ptx::wait_for_launches();  // one before this may be what writes them
+  if (warp == 0) Ring<I>(shared).work().template make<kTokens>(a);
+  __syncthreads();
+  const bool any = Ring<I>(shared).work().enter(a, 0);
   const void* read_first = nullptr;
   if (warp == I::kConsumers / kLanes) read_first = prefetch_own<I>(a);
   ptx::wait_for_launches();
   if (read_first) ptx::touch(read_first);
-  if (warp == 0) Ring<I>(shared).work().template make<kTokens>(a);
-  __syncthreads();
 
   if (warp >= I::kConsumers / kLanes) {
     if constexpr (I::kMovesRegisters) ptx::release_registers<56>();
     if (warp == I::kConsumers / kLanes) {
-      WeightCopier<I>(a, Ring<I>(shared)).copy();
+      WeightCopier<I>(a, Ring<I>(shared)).copy(any);
       prefetch_next<I>(a);
     } else {
-      TokenCopier<I>(a, Ring<I>(shared), warp - I::kConsumers / kLanes - 1).copy();
+      TokenCopier<I>(a, Ring<I>(shared), warp - I::kConsumers / kLanes - 1).copy(any);
     }
   } else {
     if constexpr (I::kMovesRegisters) ptx::acquire_registers<224>();
-    Consumer<I>(a, shared, warp).consume();
+    Consumer<I>(a, shared, warp).consume(any);
   }
 }
 

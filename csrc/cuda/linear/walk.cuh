@@ -215,11 +215,11 @@ struct SharedWork {
 };
 
 // Calls role.begin(job) for each matrix and tile of the CTA's chunks, then role.work(job, group) for each group; late
-// groups at the end of all. All lanes call it.
+// groups at the end of all. `any`: what `enter` said of the first turn. All lanes call it.
 template <int kTokens, int kWarpgroups, class Role>
-static __device__ __forceinline__ void walk(const LinearArgument& a, SharedWork shared, Role& role) {
+static __device__ __forceinline__ void walk(const LinearArgument& a, SharedWork shared, bool any, Role& role) {
 #pragma unroll 1
-  for (bool any = shared.enter(a, 0); any; any = shared.enter_next(a)) {
+  for (; any; any = shared.enter_next(a)) {
 #pragma unroll 1
     for (; shared.has_jobs(a); shared.set(shared.kJob, shared.get(shared.kJob) + 1)) {
       Job job = shared.job<kTokens, kWarpgroups>(a);
