@@ -111,8 +111,13 @@ def test_some_get_no_hint(product: Product) -> None:
         predict(product, "huffman", few(1), GPUS["H100"], hinted=True)
 
 
-def test_experts_cost_a_kernel_more() -> None:
-    assert predict(Product((GATE,), (1, 0)), "huffman", few(1), GPUS["H100"]).parts["rows of no expert"] > 0
+def test_who_has_rows_is_read_first() -> None:
+    gpu, config = GPUS["H100"], few(1)
+    first = [
+        predict(Product((GATE,), rows), "huffman", config, gpu).parts["first reads and table"]
+        for rows in ((1,), (1, 0))
+    ]
+    assert first[0] < first[1]
 
 
 def test_what_x_takes_of_the_l2_counts_where_it_is_said_to() -> None:

@@ -187,8 +187,6 @@ def predict(
     }
     # What of that goes on at the same time: of this product, and of the ones before and behind it.
     parts["at once"] = fill.copies + loop_end(loads, memory, around) / clocks - alone - parts["first reads and table"]
-    if product.experts:
-        parts["rows of no expert"] = assumed.launch + 2 * assumed.l2_latency + assumed.store  # a kernel before
     partial_bytes = 4.0 * BLOCK_ROWS * rows * sum(share.published + share.gathered for share in shares)
     x_bytes = sum(2.0 * rows * STAGE_COLUMNS * sum(r.stages for r in share.rounds) for share in shares)
     streamed = stages * STAGE_WEIGHTS * per_weight + x_bytes + partial_bytes
