@@ -29,7 +29,7 @@ struct FirstStages {
   }
 
   // Asks the L2 for the head of the matrix and for what a CTA's ring takes first when it has a chunk that begins in
-  // this matrix, which is job 0 of `share`. One warp; lane `slot * warpgroups + block` asks for a stage, others for
+  // this matrix, which is job 0 of `share`. One warp; a lane for each stage that fits the ring asks for one, others for
   // lines of the head. Returns where the lane will have to read first of all: an index entry, or a line of the head; or
   // nullptr.
   template <class I>
@@ -51,9 +51,10 @@ struct FirstStages {
     if (unit >= units_end) share.units(0, shape, true, unit, units_end);
     if (unit >= units_end) return nullptr;
     const GroupWork group = take_group(shape, unit, units_end);
-    const uint32_t block = lane % kGroup, stage = lane / kGroup, segment = group.first_segment();
-    if (stage >= min(I::kShared.slots, shape.stages_of(segment))) return nullptr;
-    if (segment < group.begin_of(block) || segment >= group.end_of(block)) return nullptr;
+    // The L2 has no slots: where the first segment has few blocks, more stages of each.
+    const uint32_t segment = group.first_segment(), before = segment * group.width, from = group.begin - before;
+    const uint32_t here = min(group.end - before, group.width) - from, block = from + lane % here, stage = lane / here;
+    if (lane >= I::kShared.slots * kGroup || stage >= shape.stages_of(segment)) return nullptr;
     const uint64_t entry = uint64_t{group.group * kGroup + block} * stages + segment * length + stage;
     if (index_at > bytes || 4 * (entry + 2) > bytes - index_at) return nullptr;
     const auto* index = reinterpret_cast<const volatile uint32_t*>(matrix + index_at) + entry;
