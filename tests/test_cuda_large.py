@@ -61,8 +61,7 @@ class Cut:
 
     def _begin(self, chunk: int) -> tuple[int, int]:
         """Group, and unit of it, with which a chunk begins."""
-        first = self._parts(chunk)[0]
-        return first.group, first.units[0]
+        return min((part.group, part.units[0]) for part in self._parts(chunk))
 
     def _chunks(self, block: int) -> range:
         """Those that have units of the block, and those that they wait for."""
@@ -165,6 +164,37 @@ def test_product_of_experts_far_apart() -> None:
         w = stepped.read_weights(stack[expert])
         expected = stepped.finish(stepped.multiply(w, x[token : token + 1], stepped.one_chain(w)), None, False)
         assert_same(device.read(out + 2 * token * rows, np.uint16, (1, rows)), expected, f"expert {expert}")
+
+
+def unit_borders(blocks: int, stages: int, segment: int, warpgroups: int) -> np.ndarray:
+    """Stages before each unit of a matrix, and at its end, in the order of units."""
+    lengths = np.diff(np.append(np.arange(0, stages, segment), stages))
+    group = np.repeat(lengths, warpgroups)
+    whole, rest = divmod(blocks, warpgroups)
+    return np.concatenate([[0], np.cumsum(np.concatenate([np.tile(group, whole), np.repeat(lengths, rest)]))])
+
+
+@pytest.mark.parametrize("warpgroups", [2, 3])
+@pytest.mark.parametrize(
+    ("blocks", "stages"), [(2**21, 1), (1, 2**21), (2**15, 64), (1449, 1447), (5, 419_430)], ids=str
+)
+def test_the_largest_matrices_are_shared_out(blocks: int, stages: int, warpgroups: int) -> None:
+    """And four of them, with as many tiles of tokens as a launch can have: borders are where their definition says."""
+    assert 0.7 * 2**21 < blocks * stages <= 2**21
+    segment, chunks, cost = 8, 132, blocks * stages
+    shape = native.WorkShape(blocks, stages, segment, warpgroups)
+    borders = unit_borders(blocks, stages, segment, warpgroups)
+    assert shape.cost() == cost == borders[-1]
+    for weights, tiles in ((1, 1), (4, 1), (4, 2**31 // 128)):
+        for chunk in range(chunks):
+            for place, got in zip(
+                (chunk, chunk + 1), native.linear_borders(chunk, chunks, [shape] * weights, tiles), strict=True
+            ):
+                job, stage = divmod(cost * weights * tiles * place // chunks, cost)
+                unit = int(np.searchsorted(borders, stage))
+                if unit and stage - borders[unit - 1] < borders[unit] - stage:
+                    unit -= 1
+                assert got == [job, unit], (weights, tiles, place)
 
 
 def blocks_of(layout: str) -> tuple[int, ...]:

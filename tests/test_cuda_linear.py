@@ -80,13 +80,49 @@ def test_contents(layout: str, name: str) -> None:
     Product([weight], tokens(5, 256), config(8), multiprocessors=2, seed=1).check()
 
 
+def trained_weights() -> np.ndarray:
+    """uint16 [70, 768]: rows of all-mpnet-base-v2's encoder.layer.5.intermediate.dense (Apache-2.0), cast to BF16."""
+    return np.load(Path(__file__).parent / "trained.npz")["weight"]
+
+
+def check_kernel(bits: np.ndarray, layout: str, size: int, known: bool, seed: int) -> None:
+    data = pack(torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16), layout).numpy()
+    rows, columns = bits.shape
+    weight = Weight(data, columns, bias(rows, seed), layout_number(layout) if known else ANY)
+    Product([weight], tokens(min(size, 67) - seed, columns, seed), config(size), seed=seed).check()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", [8, 64])
 def test_trained_weights(layout: str, size: int) -> None:
-    """70 rows of all-mpnet-base-v2's encoder.layer.5.intermediate.dense (Apache-2.0), cast to BF16."""
-    weights = np.load(Path(__file__).parent / "trained.npz")["weight"]
-    data = pack(torch.from_numpy(weights.view(np.int16)).view(torch.bfloat16), layout).numpy()
-    Product([Weight(data, 768, bias(70), layout_number(layout))], tokens(6, 768), config(size), seed=2).check()
+    check_kernel(trained_weights(), layout, size, known=True, seed=2)
+
+
+HOSTILE = {
+    "raw": ("any bits", "specials"),
+    "huffman": ("half noise", "specials", "zero rows", "patched", "some noise", "constant rows"),
+    "nibble": ("zero rows", "patched", "few outsiders"),
+}
+
+
+def hostile_weights(layout: str, seed: int) -> np.ndarray:
+    """A block of each kind that the layout takes, the last one short: NaNs, patches, raw stages, zero rows."""
+    return np.concatenate([content(name, (64, 330), seed) for name in HOSTILE[layout]])[:-3]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hostile_weights(layout: str) -> None:
+    check_kernel(hostile_weights(layout, 0), layout, 16, known=True, seed=1)
+
+
+@slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "any"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_kernel_with_trained_and_with_hostile_weights(size: int, layout: str, known: bool, seed: int) -> None:
+    check_kernel(trained_weights()[:67], layout, size, known, seed)
+    check_kernel(hostile_weights(layout, seed), layout, size, known, seed)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -35,6 +35,18 @@ std::vector<Part> parts_of(uint32_t chunk, uint32_t chunks, const std::vector<cu
   return parts;
 }
 
+// Job and unit with which a chunk begins, and with which it ends.
+std::array<std::array<uint32_t, 2>, 2> borders_of(uint32_t chunk, uint32_t chunks,
+                                                  const std::vector<cuda::WorkShape>& shapes, uint32_t tiles) {
+  const auto costs = [&shapes](uint32_t w) { return shapes[w].cost(); };
+  const cuda::WorkShare share = cuda::share_of(chunk, chunks, costs, static_cast<uint32_t>(shapes.size()), tiles);
+  const auto unit = [&](uint32_t job, uint32_t stage) {
+    return job / tiles < shapes.size() ? shapes[job / tiles].nearest_unit(stage) : 0;
+  };
+  return {{{share.first_job, unit(share.first_job, share.first_stage)},
+           {share.end_job, unit(share.end_job, share.end_stage)}}};
+}
+
 }  // namespace
 
 void bind_schedule(pybind11::module_& m) {
@@ -59,6 +71,7 @@ void bind_schedule(pybind11::module_& m) {
       .def("segments",
            [](const Part& p, uint32_t block) { return py::make_tuple(p.work.begin_of(block), p.work.end_of(block)); });
   m.def("linear_parts", &parts_of);
+  m.def("linear_borders", &borders_of);
   m.def("tile_chunks", &cuda::tile_chunks);
   m.def("chunk_of", [](uint32_t cta, uint32_t ctas, uint32_t sheet, uint32_t chunks) -> std::optional<uint32_t> {
     const uint32_t chunk = cuda::chunk_of(cta, ctas, sheet, chunks);
