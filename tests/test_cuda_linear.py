@@ -189,6 +189,27 @@ def test_as_many_patches_as_a_stage_can_hold(layout: str) -> None:
     Product([Weight(data, 2048)], tokens(3, 2048), config(8), multiprocessors=2).check()
 
 
+def with_patches(counts: list[list[int]]) -> np.ndarray:
+    """64 rows of weights without patches, but for so many registers of each stage and warp, anywhere in them."""
+    bits = np.full((64, 128 * len(counts)), 0x3C23, np.uint16)
+    rng = np.random.default_rng(7)
+    for stage, warps in enumerate(counts):
+        for warp, count in enumerate(warps):
+            rows, pairs = np.divmod(rng.choice(16 * 64, count, replace=False), 64)
+            for half in (0, 1):  # pairs of exponents of which none is seen often
+                exponents = rng.integers(20, 220, count).astype(np.uint16)
+                bits[16 * warp + rows, 128 * stage + 2 * pairs + half] = exponents << 7 | 0x8011
+    return bits
+
+
+def test_numbers_of_patches() -> None:
+    """As many as a warp's lanes hold, one more and less, and fewer than there are k-steps."""
+    counts = [[31, 32, 33, 64], [0, 1, 5, 127], [30, 12, 0, 8], [31, 31, 31, 31]]
+    data = pack(torch.from_numpy(with_patches(counts).view(np.int16)).view(torch.bfloat16), "huffman").numpy()
+    assert [[int(header) >> 24 for header in stage[:16].view("<u4")] for stage in stages_of(data)] == counts
+    Product([Weight(data, 512)], tokens(3, 512), config(8), multiprocessors=1).check()
+
+
 def test_raw_stages_among_others() -> None:
     data = packed("half noise", (64, 640), "huffman", seed=1)
     raw = [bool(stage[:4].view("<u4")[0] >> 14 & 1) for stage in stages_of(data)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -176,9 +176,14 @@ def _anchors(block: Block, anchor: str) -> int:
 
 
 def hot_path(kernel: Kernel, loop: Loop, anchor: str) -> list[Instruction]:
-    """One round of a loop as it mostly runs: the way with most anchors; of those the one around most of what is rare,
-    inner loops (repairs, waits), reports by atomics and naps (ptx::rare); and of those the longest. What is rare counts
-    as nothing."""
+    """The instructions of `hot_way`."""
+    return [i for index in hot_way(kernel, loop, anchor) for i in kernel.blocks[index].instructions]
+
+
+def hot_way(kernel: Kernel, loop: Loop, anchor: str) -> list[int]:
+    """The blocks of one round of a loop as it mostly runs: the way with most anchors; of those the one around most of
+    what is rare, inner loops (repairs, waits), reports by atomics and naps (ptx::rare); and of those the longest. What
+    is rare is left out."""
     inner = [other for other in kernel.loops if other.blocks < loop.blocks]
     # Each block's node: itself, or the header of the outermost inner loop that it belongs to.
     node_of = {index: index for index in loop.blocks}
@@ -223,7 +228,56 @@ def hot_path(kernel: Kernel, loop: Loop, anchor: str) -> list[Instruction]:
 
     way = best(loop.header)
     assert way is not None, "a loop leads back to its header"
-    return [i for node in way[1] if score(node)[1] == 0 for i in kernel.blocks[node].instructions]
+    return [node for node in way[1] if score(node)[1] == 0]
+
+
+@dataclass(frozen=True)
+class Detour:
+    """A part of a loop beside its hot way: what is issued at most, by pipe."""
+
+    once: Counter[str]  # whenever it is gone through
+    round: Counter[str]  # for each round of the inner loops in it
+
+
+def detours(kernel: Kernel, loop: Loop, way: list[int], holds: Callable[[Instruction], bool]) -> list[Detour]:
+    """The detours from `way`, the hot one, whose inner loops hold such an instruction."""
+    beside, found = loop.blocks - set(way), []
+    inner = [
+        other
+        for other in kernel.loops
+        if other.blocks < beside and any(holds(i) for b in other.blocks for i in kernel.blocks[b].instructions)
+    ]
+    while inner:
+        region = _connected(kernel, inner[0].blocks, beside)
+        here = [other for other in inner if other.blocks <= region]
+        inner = [other for other in inner if other not in here]
+        looped = frozenset().union(*(other.blocks for other in here))
+        once = max((_longest(kernel, region, start, region - looped) for start in region), key=len)
+        rounds = [_longest(kernel, other.blocks, other.header, other.blocks) for other in here]
+        found.append(Detour(count_pipes(once), count_pipes(max(rounds, key=len))))
+    return found
+
+
+def _longest(
+    kernel: Kernel, region: frozenset[int], start: int, counted: frozenset[int], seen: frozenset[int] = frozenset()
+) -> list[Instruction]:
+    """Of the ways through a region that pass no block twice: what is `counted` on the longest one."""
+    rest = [
+        _longest(kernel, region, successor, counted, seen | {start})
+        for successor in kernel.blocks[start].successors
+        if successor in region - seen - {start}
+    ]
+    own = kernel.blocks[start].instructions if start in counted else []
+    return own + max(rest, key=len, default=[])
+
+
+def _connected(kernel: Kernel, start: frozenset[int], among: frozenset[int]) -> frozenset[int]:
+    """Blocks `among` which lead to `start` or to which it leads."""
+    ahead, back = set(start), set(start)
+    for _ in among:
+        ahead |= {s for index in ahead for s in kernel.blocks[index].successors} & among
+        back |= {index for index in among if back & set(kernel.blocks[index].successors)}
+    return frozenset(ahead | back)
 
 
 def count_pipes(instructions: Iterable[Instruction]) -> Counter[str]:

@@ -27,6 +27,7 @@ TRANSCODE = ("tests/test_cuda_transcode.py",)
 GATHER = ("tests/test_cuda_linear_gather.py", "-k", "many_chunks and not 128")
 MANY = ("tests/test_cuda_linear_many.py",)
 PRODUCT = ("tests/test_cuda_linear.py", "-k", "shapes and 66")
+PATCHES = ("tests/test_cuda_linear.py", "-k", "numbers_of_patches")
 HOSTILE_PRODUCT = ("tests/test_cuda_linear_hostile.py",)
 
 MUTATIONS = (
@@ -138,6 +139,35 @@ MUTATIONS = (
         "if (patched | zeros)",
         "if (zeros)",
         (*PRODUCT[:2], "as_many_patches and nibble"),
+    ),
+    Mutation(
+        "one patch too many is taken for one that a warp's lanes hold",
+        "linear/fragments.cuh",
+        "kTooMany = 0xE0000000u",
+        "kTooMany = 0xC0000000u",
+        PATCHES,
+    ),
+    Mutation("a patch of one lane goes to all", "linear/fragments.cuh", '", 127, 0x28;', '", 3, 0x28;', PATCHES),
+    Mutation(
+        "a k-step takes all patches that are left",
+        "linear/fragments.cuh",
+        "patch, 0x80000000, 0x08;",
+        "patch, 0x80000000, 0x0A;",
+        PATCHES,
+    ),
+    Mutation(
+        "patches that are left aren't said",
+        "linear/fragments.cuh",
+        "damaged() const { return patches.left; }",
+        "damaged() const { return 0; }",
+        (*HOSTILE_PRODUCT, "-k", "sections and huffman"),
+    ),
+    Mutation(
+        "streams start in every stage",
+        "linear/fragments.cuh",
+        "    words.start(streams, lane.lane4 / 4);\n    start = 0;\n",
+        "    words.start(streams, lane.lane4 / 4);\n",
+        PATCHES,
     ),
     Mutation(
         "a product's words behind the stage",

@@ -68,9 +68,10 @@ struct Consumer {
     ptx::named_barrier<1>(I::kConsumers);
   }
 
+  // By its barrier; 0: none.
   __device__ __forceinline__ void give_back(uint32_t empty) const {
     __syncwarp();  // all lanes have read the slot
-    if (lane() == 0) ptx::mbarrier_arrive(empty);
+    if ((lane() == 0) & (empty != 0)) ptx::mbarrier_arrive(empty);
   }
   __device__ __forceinline__ void pass(uint32_t stages) {
 #pragma unroll 1
@@ -106,7 +107,7 @@ struct Consumer {
   template <Layout kLayout>
   __device__ __forceinline__ void finish(StageProduct<kLayout, I::kN>& product, uint32_t& before) const {
     product.finish();
-    if (before) give_back(before);
+    give_back(before);
     before = 0;
   }
 
@@ -120,9 +121,7 @@ struct Consumer {
       ring.wait_full();
       const uint32_t bytes = ptx::load_shared(ring.length(block));
       if (bytes == 0) break;
-      product.stage(ring.stage(block), usable(bytes), ring.x_descriptor_low(), [&] {
-        if (before) give_back(before);
-      });
+      product.stage(ring.stage(block), usable(bytes), ring.x_descriptor_low(), [&] { give_back(before); });
       before = ring.empty();
       ring.next();
     } while (--stages);
