@@ -214,10 +214,9 @@ def main() -> None:
         from bench import weights
 
         source = weights.mpnet()
-    print(
-        "| 16 tokens | k-steps with patches, of 8 | patches of a warp's stage | crowded stages | instructions a weight"
-    )
-    print(" without patches | with them | ALU with them |\n|---|---|---|---|---|---|---|")
+    heads = ("k-steps with patches, of 8", "patches", "crowded stages", "without patches", "with them", "ALU")
+    print("Patches of a warp's stage, and instructions a weight for 16 tokens:\n")
+    print(f"| | {' | '.join(heads)} |\n{'|---' * 7}|")
     for layout in LAYOUTS:
         rates = patches_of(pack_quietly(tensor, layout).numpy() for tensor in matrices(source))
         loop = compiled_loop(layout)
@@ -226,8 +225,8 @@ def main() -> None:
         counts = (loop.hot.total() / LANE_WEIGHTS, sum(all_pipes.values()), all_pipes["ALU"])
         print(f"| `{layout}` | {' | '.join(cells)} | {' | '.join(f'{count:.2f}' for count in counts)} |")
     sample = next(tensor for tensor in matrices(source) if len(tensor) >= 192 and tensor.shape[1] >= 768)[:192, :768]
-    print("\n| wavefronts for 64 weights | " + " | ".join((*OF_THE_BAR, "together", "beside it", "conflicts")) + " |")
-    print("|---" * 8 + "|")
+    heads = (*OF_THE_BAR, "together", "beside it", "conflicts")
+    print(f"\nWavefronts of shared memory for 64 weights:\n\n| | {' | '.join(heads)} |\n{'|---' * 8}|")
     for layout in LAYOUTS:
         for size in (16, 64):
             use, conflicts = wavefronts(sample, layout, size)
