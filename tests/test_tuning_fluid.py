@@ -16,9 +16,10 @@ LOADS = st.lists(
     max_size=5,
 )
 # 132 CTAs of 10 000 bytes, which take 1000 clocks of the memory and 500 of their own.
-EQUAL = [Load(132, 1e4, 500.0, 10.0, ring_bytes=4e3)]
+# They ask for 4000 of them at first, in four slots.
+EQUAL = [Load(132, 1e4, 500.0, 10.0, asked=4e3, worked=1e3, copied=3e3)]
 MEMORY = Memory(1320.0, 100.0)
-AROUND = Around(arrival=100.0, consumers=50.0, behind=150.0, asks=None, hints=None, slots=4)
+AROUND = Around(arrival=100.0, consumers=50.0, behind=150.0, asks=None, hints=None)
 
 
 def hundred_and_two_hundred(own: float) -> float:
@@ -61,7 +62,7 @@ def test_hints_keep_the_memory_at_work() -> None:
 
 def test_hints_of_a_small_ring_run_out() -> None:
     # It takes 100 clocks; then the memory waits until the first of its slots is free.
-    around, loads = replace(AROUND, hints=200.0), [replace(EQUAL[0], ring_bytes=1e3)]
+    around, loads = replace(AROUND, hints=200.0), [replace(EQUAL[0], asked=1e3, worked=250.0, copied=750.0)]
     slot = 500 * 250 / 1e4
     idle = 10 + AROUND.behind - 100 + AROUND.consumers + slot + MEMORY.latency
     assert loop_end(loads, MEMORY, around) + AROUND.behind == pytest.approx(1000 + idle, rel=0.002)
@@ -71,8 +72,9 @@ def test_hints_of_a_small_ring_run_out() -> None:
 def test_a_launch_is_as_long_as_its_bytes_and_its_slowest_cta(
     loads: list[Load], behind: float, consumers: float, ring: float, hints: bool
 ) -> None:
-    around = Around(MEMORY.latency, consumers, behind, None if hints else behind / 2, 300.0 if hints else None, 3)
-    loads = [replace(load, ring_bytes=ring) for load in loads]
+    around = Around(MEMORY.latency, consumers, behind, None if hints else behind / 2, 300.0 if hints else None)
+    rings = [min(ring, load.weight_bytes) for load in loads]
+    loads = [replace(x, asked=r, worked=r / 3, copied=r / 2) for x, r in zip(loads, rings, strict=True)]
     end = loop_end(loads, MEMORY, around)
     assert end >= 0.999999 * (consumers + max(load.own for load in loads))
     assert end + behind >= 0.999999 * sum(load.ctas * load.weight_bytes for load in loads) / MEMORY.rate

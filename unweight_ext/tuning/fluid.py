@@ -1,8 +1,8 @@
 """When the CTAs of a product have all their weights. They share the memory's rate, and none takes more than it can: so
 who has more to do than others gets what they leave. Pure arithmetic on bytes and clocks.
 
-A CTA asks for bytes in three portions: its ring's stages, which may have been asked for before it started; the rest, as
-the ring's slots become free; and the ring's stages of the product behind it.
+A CTA asks for bytes in three portions: its first stages, which may have been asked for before it started; the rest, as
+slots of its ring become free; and the first stages of the product behind it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ class Load:
     weight_bytes: float
     own: float  # clocks, if no byte kept it waiting
     last: float  # clocks that it works on after its last bytes came
-    ring_bytes: float = 0.0  # that it asks for at first
+    asked: float = 0.0  # bytes that it asks for first, perhaps long before
+    worked: float = 0.0  # bytes that it has worked on when it asks for others
+    copied: float = 0.0  # bytes that it hasn't worked on yet when it has asked for its last
 
     @property
-    def ring(self) -> float:
-        """The part of its bytes that it asks for at first."""
-        return min(1.0, self.ring_bytes / self.weight_bytes)
+    def clocks_a_byte(self) -> float:
+        return self.own / self.weight_bytes
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,6 @@ class Around:
     behind: float  # from the last CTA's last sum to the 0 of the next launch
     asks: float | None  # the next launch's CTAs for the first stages, after the last sum; None: they don't
     hints: float | None  # from a CTA's last copy until first stages of the next launch arrive; None: it asks for none
-    slots: int  # of the ring
 
 
 @dataclass
@@ -78,8 +78,8 @@ class _Cta:
 def loop_end(loads: Sequence[Load], memory: Memory, around: Around | None, launches: int = 6) -> float:
     """Clocks from the first copies to the last CTA's last sum. `around` None: of a loop alone, which starts at 0."""
     if around is None:
-        loads = [replace(load, ring_bytes=0.0) for load in loads]
-        return _run(loads, Memory(memory.rate, 0.0), Around(0.0, 0.0, 0.0, None, None, 1), [0.0] * len(loads), 0.0)[0]
+        loads = [replace(load, asked=0.0) for load in loads]
+        return _run(loads, Memory(memory.rate, 0.0), Around(0.0, 0.0, 0.0, None, None), [0.0] * len(loads), 0.0)[0]
     alone = around.hints is None and around.asks is None
     # The first launch finds nothing asked for. Those that follow are soon alike, or in turn like two: what is early in
     # one is late in the next.
@@ -94,12 +94,12 @@ def loop_end(loads: Sequence[Load], memory: Memory, around: Around | None, launc
 def _run(
     loads: Sequence[Load], memory: Memory, around: Around, ahead: Sequence[float], arrives: float
 ) -> tuple[float, list[float], float]:
-    """One launch: its end; how much of the next one's rings has come when its copies begin; when the rest does."""
+    """One launch: its end; what of the next one's first stages has come when its copies begin; when the rest does."""
     ctas = []
     for load, there in zip(loads, ahead, strict=True):
-        most, ring = load.weight_bytes / load.own, load.ring * load.weight_bytes
-        free = around.consumers + load.own * load.ring / around.slots + memory.latency if ring else 0.0
-        ctas.append(_Cta(load, [(arrives, ring - there, most), (free, load.weight_bytes - ring, most)]))
+        free = around.consumers + load.worked * load.clocks_a_byte + memory.latency if load.asked else 0.0
+        portions = [(arrives, load.asked - there), (free, load.weight_bytes - load.asked)]
+        ctas.append(_Cta(load, [(begins, left, 1 / load.clocks_a_byte) for begins, left in portions]))
         ctas[-1].take(0.0)
     now, end, until = 0.0, 0.0, inf
     while now < until:
@@ -110,15 +110,14 @@ def _run(
             finished = max(now + cta.load.last, around.consumers + cta.load.own)
             end = max(end, finished)
             if around.hints is not None:
-                # Its last copy waited for a slot: all but one were still to be worked on.
-                copied = finished * (1 - (around.slots - 1) / around.slots * cta.load.ring)
-                cta.portions.append((max(now, copied + around.hints), cta.load.ring * cta.load.weight_bytes, inf))
+                copied = finished * (1 - cta.load.copied / cta.load.weight_bytes)
+                cta.portions.append((max(now, copied + around.hints), cta.load.asked, inf))
         if until == inf and all(cta.done < inf for cta in ctas):
             until = end + around.behind
             if around.asks is not None and around.hints is None:
                 start = max(now, end + around.asks + memory.latency)
                 for cta in ctas:
-                    cta.portions.append((start, cta.load.ring * cta.load.weight_bytes, inf))
+                    cta.portions.append((start, cta.load.asked, inf))
         rates = _shared([(cta.load.ctas, cta.asks(now)) for cta in ctas], memory.rate)
         step = min(until - now, *(cta.until_change(now, rate) for cta, rate in zip(ctas, rates, strict=True)))
         for cta, rate in zip(ctas, rates, strict=True):

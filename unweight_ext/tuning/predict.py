@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..reference_tiles import segment_stages
 from .costs import ASSUMED, COPY_OPERATIONS, OPERATIONS, PATCHES, SLOTS, Assumptions, bits_per_weight
@@ -152,16 +152,21 @@ def predict(
     rows = sum(product.tokens) / tiles  # of a tile
     slots = SLOTS[layout][config.tokens]
 
-    def load_of(share: Share) -> tuple[float, float, float, float]:
+    def load_of(share: Share) -> Load:
         own = sum(max(by_active[r.active].values()) * r.active * r.stages * STAGE_WEIGHTS for r in share.rounds)
         own += 4.0 * BLOCK_ROWS * rows * share.published / assumed.l2_bytes
-        first, last = share.rounds[0].active, share.rounds[-1].active
+        first, last = share.rounds[0], share.rounds[-1].active
         # Of the last stage: it is there, and still has to be decoded and multiplied.
         behind = max(v for name, v in by_active[last].items() if name != "L2") * last * STAGE_WEIGHTS
-        stage_bytes = STAGE_WEIGHTS * per_weight
-        return share.block_stages * stage_bytes, own, behind, slots * first * stage_bytes
+        # As many stages as the ring has for whole groups, of the first segment.
+        asked = min(slots * config.warpgroups // first.active, first.stages) * first.active
+        worked = max(1, asked - (slots - 1) * first.active)
+        copied = min((slots - 1) * last, share.block_stages)
+        stage = STAGE_WEIGHTS * per_weight
+        return Load(1, share.block_stages * stage, own, behind, asked * stage, worked * stage, copied * stage)
 
-    loads = [Load(n, *load) for load, n in sorted(Counter(load_of(share) for share in shares if share.groups).items())]
+    alike = Counter(load_of(share) for share in shares if share.groups)
+    loads = sorted((replace(load, ctas=n) for load, n in alike.items()), key=lambda load: load.weight_bytes)
     gather = gather_of(shares, rows, gpu, assumed)
     launch = assumed.dependent_launch if chained else assumed.launch
     fill = fill_of(layout, product.experts, assumed.store + launch if chained else None, assumed, hinted)
@@ -173,7 +178,6 @@ def predict(
         behind=(gather + assumed.store + launch + fill.copies) * clocks,
         asks=(gather + fill.asks) * clocks if chained and fill.asks is not None else None,
         hints=3 * memory.latency if hinted else None,  # header, index, stage
-        slots=slots,
     )
     alone = loop_end(loads, memory, None) / clocks
     last = loads[-1].last / clocks
