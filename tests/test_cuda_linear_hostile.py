@@ -130,6 +130,15 @@ def test_a_stage_anywhere(layout: str, place: int) -> None:
     check(with_index(layout, {1: place}), layout_number(layout) if place % 2 else ANY)
 
 
+@pytest.mark.parametrize("behind", [-1, 1 << 27])
+def test_a_stage_of_usual_length_behind_the_end(behind: int) -> None:
+    data = PACKED["nibble"].reshape(-1)
+    begin, end, start = (int(x) for x in data[48:72].view("<u8"))
+    first, second = (int(x) for x in data[begin:end].view("<u4")[1:3])
+    place = (data.size - start) // 16 + behind
+    check(with_index("nibble", {1: place, 2: place + second - first}))
+
+
 @pytest.mark.parametrize("layout", ["huffman", "nibble"])
 def test_a_stage_longer_than_a_slot(layout: str) -> None:
     data = PACKED[layout].reshape(-1)

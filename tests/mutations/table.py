@@ -109,7 +109,7 @@ MUTATIONS = (
         "linear/copy.cuh",
         " || end > steps",
         "",
-        (*HOSTILE_PRODUCT, "-k", "stage_anywhere"),
+        (*HOSTILE_PRODUCT, "-k", "behind_the_end"),
     ),
     Mutation(
         "a slot is given back while its x is read",
@@ -174,7 +174,7 @@ MUTATIONS = (
         "linear/fragments.cuh",
         '        "min.u32 from, from, %6;\\n"\n',
         "",
-        PRODUCT,
+        (*PRODUCT[:2], "shapes and huffman"),
     ),
     Mutation(
         "damage isn't said",
