@@ -54,13 +54,6 @@ MUTATIONS = (
     Mutation("others' pieces are left out", "linear/gather.cuh", "      piece.add_to(sums);\n", "", GATHER),
     Mutation("only the nearest piece is added", "linear/gather.cuh", "while (begin > block)", "while (false)", GATHER),
     Mutation(
-        "pieces of all tiles share their flags",
-        "linear/gather.cuh",
-        "flag_rows(a) + first_row",
-        "flag_rows(a)",
-        (*MANY, "-k", "several_tiles"),
-    ),
-    Mutation(
         "groups that are added up are left out",
         "linear/walk.cuh",
         "turn < 2 * sheets; turn++",
