@@ -50,9 +50,11 @@ MUTATIONS = (
     Mutation(
         "a flag isn't taken back", "linear/gather.cuh", "ptx::store_relaxed(flag, 0);", "{}", (*GATHER[:2], "repeated")
     ),
-    Mutation("nobody waits for a piece", "linear/gather.cuh", "      piece.wait();\n", "", GATHER),
-    Mutation("others' pieces are left out", "linear/gather.cuh", "      piece.add_to(sums);\n", "", GATHER),
-    Mutation("only the nearest piece is added", "linear/gather.cuh", "while (begin > block)", "while (false)", GATHER),
+    Mutation("nobody waits for a piece", "linear/gather.cuh", "if (has) Piece<I>", "if (false) Piece<I>", GATHER),
+    Mutation("others' pieces are left out", "linear/gather.cuh", "piece(behind).add_to(sums, loaded[i])", "{}", GATHER),
+    Mutation(
+        "only the nearest pieces are added", "linear/gather.cuh", "while (left) add_some", "if (left) add_some", GATHER
+    ),
     Mutation(
         "groups that are added up are left out",
         "linear/walk.cuh",

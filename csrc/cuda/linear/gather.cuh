@@ -41,19 +41,31 @@ struct Piece {
     for (uint32_t i = 0; i < I::kN / 2; i++)
       if (token_of(i) < tokens) sums[place_of(i)] = from[i];
   }
+  __device__ __forceinline__ void load(float (&to)[I::kN / 2]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < I::kN / 2; i++)
+      if (token_of(i) < tokens) to[i] = sums[place_of(i)];
+  }
+  // From memory, or as they were loaded before.
   __device__ __forceinline__ void add_to(float (&total)[I::kN / 2]) const {
 #pragma unroll
     for (uint32_t i = 0; i < I::kN / 2; i++)
       if (token_of(i) < tokens) total[i] += sums[place_of(i)];
   }
+  __device__ __forceinline__ void add_to(float (&total)[I::kN / 2], const float (&loaded)[I::kN / 2]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < I::kN / 2; i++)
+      if (token_of(i) < tokens) total[i] += loaded[i];
+  }
   __device__ __forceinline__ void publish() const {
     __syncwarp();  // all lanes' sums
     if (threadIdx.x % kLanes == 0) ptx::store_release(flag, a.nonce);
   }
+  // By one lane.
   __device__ __forceinline__ void wait() const {
-    while (!__all_sync(kAllLanes, ptx::load_acquire(flag) == a.nonce)) {
+    while (ptx::load_acquire(flag) != a.nonce) {
     }
-    if (threadIdx.x % kLanes == 0) ptx::store_relaxed(flag, 0);
+    ptx::store_relaxed(flag, 0);
   }
 
  private:
@@ -66,38 +78,65 @@ struct Piece {
 // The pieces of a warpgroup's block, for who has its last segments.
 template <class I>
 struct Gatherer {
+  // Pieces that are on their way together, as registers allow.
+  static constexpr uint32_t kAtOnce = I::kLayout == I::kAny ? 1 : I::kN <= 16 ? 4 : I::kN <= 32 ? 2 : 1;
   const LinearArgument& a;
-  SharedWork work;  // in the block's group
-  WorkShape shape;
-  uint32_t group, block, first;  // block of the group; the group's first unit
+  SharedWork work;        // in the block's group
+  uint32_t group, block;  // block of the group
 
   __device__ __forceinline__ Gatherer(const LinearArgument& a, SharedWork work, uint32_t block_of_matrix)
-      : a(a), work(work), shape(work.shape(I::kWarpgroups)) {
-    group = block_of_matrix / I::kWarpgroups;
-    block = block_of_matrix % I::kWarpgroups;
-    first = group * shape.group_units();
-  }
+      : a(a), work(work), group(block_of_matrix / I::kWarpgroups), block(block_of_matrix % I::kWarpgroups) {}
 
+  // A lane looks after a chunk, the nearest first: none of them is waited for longer than for the last one.
   __device__ __forceinline__ void add_to(float (&sums)[I::kN / 2], uint32_t first_token, uint32_t tokens) const {
-    uint32_t chunk = work.get(work.kChunk), begin = begin_of(chunk);
-    do {
-      const uint32_t end = begin;
-      begin = begin_of(--chunk);
-      const GroupWork part{group, shape.width(group), begin, end};
-      if (part.begin_of(block) == part.end_of(block)) continue;
-      const Piece<I> piece(a, chunk, block, first_token, tokens);
-      piece.wait();
-      piece.add_to(sums);
-    } while (begin > block);
+    const uint32_t lane = threadIdx.x % kLanes;
+    uint32_t behind = work.get(work.kChunk);
+    bool at_first = false;
+#pragma unroll 1
+    for (; !at_first; behind -= kLanes) {
+      const uint32_t mine = behind - 1 - lane, begin = lane < behind ? begin_of(mine) : 0;
+      const GroupWork part{group, shape().width(group), begin, lane < behind ? begin_of(mine + 1) : 0};
+      const bool has = part.begin_of(block) < part.end_of(block);
+      if (has) Piece<I>(a, mine, block, first_token, tokens).wait();
+      __syncwarp();  // what one of the lanes has seen, all have
+      uint32_t left = __ballot_sync(kAllLanes, has);
+      at_first = __any_sync(kAllLanes, begin <= block);
+#pragma unroll 1
+      while (left) add_some(sums, behind, left, first_token, tokens);
+    }
   }
 
  private:
+  // What this takes is looked up where it is needed: registers are scarce where sums are.
+  __device__ __forceinline__ WorkShape shape() const {
+    return {work.peek(work.kBlocks), work.peek(work.kStages), work.peek(work.kSegment), I::kWarpgroups};
+  }
   // The first of the group's units that a chunk, or one behind it, has.
   __device__ __forceinline__ uint32_t begin_of(uint32_t chunk) const {
     uint32_t job, stage;
-    find_border(chunk, a.chunks, Costs{a}, a.weight_count, work.sheet_tiles(a), job, stage);
-    const uint32_t unit = job < work.get(work.kJob) ? 0 : shape.nearest_unit(stage);
-    return ptx::uniform(unit - min(unit, first));
+    find_border(chunk, a.chunks, Costs{a}, a.weight_count, a.tile_sheets ? 1 : work.peek(work.kTiles), job, stage);
+    const uint32_t unit = job < work.peek(work.kJob) ? 0 : shape().nearest_unit(stage);
+    return unit - min(unit, group * shape().group_units());
+  }
+  // The next pieces of `left`, of a bit for each chunk before `behind`.
+  __device__ __forceinline__ void add_some(float (&sums)[I::kN / 2], uint32_t behind, uint32_t& left,
+                                           uint32_t first_token, uint32_t tokens) const {
+    const auto piece = [&](uint32_t of) { return Piece<I>(a, of, block, first_token, tokens); };
+    if constexpr (kAtOnce == 1) {
+      piece(behind - __ffs(left)).add_to(sums);
+      left &= left - 1;
+    } else {
+      float loaded[kAtOnce][I::kN / 2];
+      bool is_there[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; i++, left &= left - 1) {
+        is_there[i] = left != 0;
+        if (is_there[i]) piece(behind - __ffs(left)).load(loaded[i]);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; i++)
+        if (is_there[i]) piece(behind).add_to(sums, loaded[i]);
+    }
   }
 };
 

@@ -132,6 +132,8 @@ struct SharedWork {
   __device__ __forceinline__ uint32_t get(Word word) const {
     return ptx::uniform(ptx::load_shared(address + 4 * word));
   }
+  // The same by some lanes, and not known to be the same in all.
+  __device__ __forceinline__ uint32_t peek(Word word) const { return ptx::load_shared(address + 4 * word); }
   // All lanes call it.
   __device__ __forceinline__ void set(Word word, uint32_t value) const {
     __syncwarp();
