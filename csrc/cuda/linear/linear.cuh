@@ -42,12 +42,16 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void work(const Job& job, const GroupWork& group) {
+    park_group(job, group);
+    float sums[I::kN / 2];
+    uint32_t damaged;
     if constexpr (I::kLayout != I::kAny)
-      multiply_group<static_cast<Layout>(I::kLayout)>(job, group);
+      damaged = multiply_group<static_cast<Layout>(I::kLayout)>(job, group, sums);
     else if (ptx::uniform(Place::layout(place()) == Layout::kNibble))
-      multiply_group<Layout::kNibble>(job, group);
+      damaged = multiply_group<Layout::kNibble>(job, group, sums);
     else  // huffman's stages may be raw: those of a raw matrix all are
-      multiply_group<Layout::kHuffman>(job, group);
+      damaged = multiply_group<Layout::kHuffman>(job, group, sums);
+    store(sums, damaged);
   }
 
  private:
@@ -81,13 +85,12 @@ struct Consumer {
     }
   }
 
-  // The warpgroup's block of a group: a chain of segments, added up in registers.
+  // The warpgroup's block of a group: a chain of segments, added up in registers. Not 0: it is damaged.
   template <Layout kLayout>
-  __device__ __forceinline__ void multiply_group(const Job& job, const GroupWork& group) {
-    park_group(job, group);
+  __device__ __forceinline__ uint32_t multiply_group(const Job& job, const GroupWork& group, float (&sums)[I::kN / 2]) {
     const uint32_t begin = group.begin_of(block);
     const uint32_t end = ptx::uniform(Place::is_good(place())) ? group.end_of(block) : 0;
-    StageProduct<kLayout, I::kN> product(table(), ptx::uniform(warp() % kWarps), ptx::pinned(lane()));
+    StageProduct<kLayout, I::kN> product(sums, table(), ptx::uniform(warp() % kWarps), ptx::pinned(lane()));
     product.start_chain();
     uint32_t before = 0;  // the barrier of a slot that isn't given back
 #pragma unroll 1
@@ -102,7 +105,7 @@ struct Consumer {
       pass(stages);
     }
     finish(product, before);
-    store<kLayout>(product);
+    return product.damaged;
   }
   template <Layout kLayout>
   __device__ __forceinline__ void finish(StageProduct<kLayout, I::kN>& product, uint32_t& before) const {
@@ -145,12 +148,10 @@ struct Consumer {
                                                         : Place::kPiece;
     if (lane() == 0) Place::park_group(place(), kind, group.group * I::kWarpgroups + block);
   }
-  template <Layout kLayout>
-  __device__ __forceinline__ void store(StageProduct<kLayout, I::kN>& product) const {
+  __device__ __forceinline__ void store(float (&sums)[I::kN / 2], uint32_t damaged) const {
     const Place p = Place::parked(place());
     if (p.kind == Place::kNowhere) return;
-    const float scale = product.damaged ? kNaN : p.scale;
-    auto& sums = product.sums;
+    const float scale = damaged ? kNaN : p.scale;
 #pragma unroll
     for (float& sum : sums) sum *= scale;
     if (p.kind == Place::kPiece) {

@@ -11,14 +11,15 @@ namespace unweight::cuda {
 // 8·(i >> 2) + 2·(l % 4) + (i & 1). Sums of nibble are scaled by 2^(112 - base).
 template <Layout kLayout, int kTokens>
 struct StageProduct {
-  float sums[kTokens / 2];
+  float (&sums)[kTokens / 2];
   LaneStreams streams;
   uint32_t starts;   // the streams start in the next stage that isn't raw
   uint32_t damaged;  // not 0: a part of the stages couldn't be read, and this warp's 16 rows are worth nothing
   LanePlaces<kLayout> lane;
 
   // `table` in shared memory, of huffman; warp: 0…3 of the warpgroup.
-  __device__ __forceinline__ StageProduct(uint32_t table, uint32_t warp, uint32_t lane) : lane(table, warp, lane) {}
+  __device__ __forceinline__ StageProduct(float (&sums)[kTokens / 2], uint32_t table, uint32_t warp, uint32_t lane)
+      : sums(sums), lane(table, warp, lane) {}
 
   // Before the first stage of a block, or of a CTA's part of one.
   __device__ __forceinline__ void start_chain() {
