@@ -13,6 +13,8 @@
 namespace unweight::cuda {
 
 constexpr uint32_t kLineBytes = 128;
+// A hint asks for more than a ring takes: what the memory can bring while one product ends and the next one begins.
+constexpr uint32_t kHintedRings = 2;
 
 // A matrix as far as it is needed here. All of its bytes may be anything.
 struct FirstStages {
@@ -28,14 +30,13 @@ struct FirstStages {
     return *reinterpret_cast<const volatile Header*>(matrix);
   }
 
-  // Asks the L2 for the head of the matrix and for what a CTA's ring takes first when it has a chunk that begins in
-  // this matrix, which is job 0 of `share`. One warp; a lane for each stage that fits the ring asks for one, others for
-  // lines of the head. Returns where the lane will have to read first of all: an index entry, or a line of the head; or
-  // nullptr.
-  template <class I>
+  // Asks the L2 for the head of the matrix and for the first stages of a CTA that has a chunk that begins in this
+  // matrix, which is job 0 of `share`: kRings times what fits its ring. One warp; a lane for each block of a group,
+  // others for lines of the head. Returns where the lane will have to read first of all: an index entry, or a line of
+  // the head; or nullptr.
+  template <class I, uint32_t kRings>
   __device__ __forceinline__ const void* prefetch(const WorkShare& share) const {
     constexpr uint32_t kGroup = I::kWarpgroups, kHeadLines = kHead / kLineBytes;
-    static_assert(I::kShared.slots * kGroup + kHeadLines <= kLanes, "a lane a stage, and one a line of the head");
     if (bytes < kHead) return nullptr;
     const uint32_t lane = threadIdx.x % kLanes, line = kLanes - 1 - lane;
     if (line < kHeadLines) {
@@ -51,15 +52,17 @@ struct FirstStages {
     if (unit >= units_end) share.units(0, shape, true, unit, units_end);
     if (unit >= units_end) return nullptr;
     const GroupWork group = take_group(shape, unit, units_end);
-    // The L2 has no slots: where the first segment has few blocks, more stages of each.
+    // The blocks of the first segment. The L2 has no slots: of few blocks, more stages of each.
     const uint32_t segment = group.first_segment(), before = segment * group.width, from = group.begin - before;
-    const uint32_t here = min(group.end - before, group.width) - from, block = from + lane % here, stage = lane / here;
-    if (lane >= I::kShared.slots * kGroup || stage >= shape.stages_of(segment)) return nullptr;
-    const uint64_t entry = uint64_t{group.group * kGroup + block} * stages + segment * length + stage;
-    if (index_at > bytes || 4 * (entry + 2) > bytes - index_at) return nullptr;
+    const uint32_t here = min(group.end - before, group.width) - from, block = from + lane;
+    if (lane >= here) return nullptr;
+    const uint32_t first = segment * length, behind = min(group.end_of(block) * length, stages);
+    const uint32_t count = min(kRings * I::kShared.slots * kGroup / here, behind - first);
+    const uint64_t entry = uint64_t{group.group * kGroup + block} * stages + first;
+    if (index_at > bytes || 4 * (entry + count + 1) > bytes - index_at) return nullptr;
     const auto* index = reinterpret_cast<const volatile uint32_t*>(matrix + index_at) + entry;
-    const uint32_t begin = index[0], end = index[1];
-    if (begin < end && end <= (bytes - data_at) / 16 && end - begin <= I::kShared.stage_bytes / 16)
+    const uint32_t begin = index[0], end = index[count];
+    if (begin < end && end <= (bytes - data_at) / 16 && end - begin <= count * (I::kShared.stage_bytes / 16))
       ptx::prefetch(matrix + data_at + 16 * uint64_t{begin}, 16 * (end - begin));
     return const_cast<const uint32_t*>(index);
   }
@@ -78,7 +81,7 @@ static __device__ __forceinline__ const void* prefetch_own(const LinearArgument&
   share.first_job = 0;
   return FirstStages{reinterpret_cast<const uint8_t*>(packed.packed), packed.matrix_bytes, packed.blocks,
                      packed.stages_per_block}
-      .template prefetch<I>(share);
+      .template prefetch<I, 1>(share);
 }
 
 // Those of the weight that comes next, which a kernel of the same instance will multiply with as few tokens.
@@ -96,7 +99,7 @@ static __device__ __forceinline__ void prefetch_next(const LinearArgument& a) {
   const uint32_t chunks = tile_chunks(cost, length, a.multiprocessors);
 #pragma unroll 1
   for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x)
-    next.template prefetch<I>(share_of(chunk, chunks, [=](uint32_t) { return cost; }, 1, 1));
+    next.template prefetch<I, kHintedRings>(share_of(chunk, chunks, [=](uint32_t) { return cost; }, 1, 1));
 }
 
 }  // namespace unweight::cuda
