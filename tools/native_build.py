@@ -279,7 +279,6 @@ def _build_extension(directory: Path, python_include: Path, output: Path, gpu: P
         # Linked in, so that the library loads where there is no CUDA, and under a torch of another CUDA.
         libraries += [str(cudart), "-Wl,--exclude-libs,ALL", "-lpthread", "-ldl", "-lrt"]
         write_kernel_list(graph.directory)
-        headers.append(graph.directory)
         cuda_objects = graph.compile_cuda(nvcc, cxx, cuda_sources())
     glue = ROOT / "csrc" / "torch"
     sources.remove(glue / ("cuda_absent.cpp" if nvcc else "cuda_device.cpp"))
@@ -287,7 +286,12 @@ def _build_extension(directory: Path, python_include: Path, output: Path, gpu: P
         sources -= {glue / f"cuda_{name}.cpp" for name in ("absent", "device", "place")}
         sources.add(gpu)
         cuda_objects = []
-    torch_flags = [*TORCH_FLAGS, *(word for header in headers for word in ("-isystem", str(header)))]
+    # The list of kernels isn't a system's header: who includes it is compiled again when it changes.
+    torch_flags = [
+        *TORCH_FLAGS,
+        f"-I{graph.directory}",
+        *(word for header in headers for word in ("-isystem", str(header))),
+    ]
     folders = [ROOT / "csrc", glue, *([gpu.parent] if gpu else [])]
     objects = graph.compile(list(sources), dict.fromkeys(folders, torch_flags))
     graph.link(output.name, [*objects, *cuda_objects], ["-shared", "-Wl,-O1", *libraries])

@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..reference_tiles import segment_stages
-from .costs import ASSUMED, COPY_OPERATIONS, OPERATIONS, PATCHES, SLOTS, Assumptions, bits_per_weight
+from .costs import (
+    ASSUMED,
+    COPY_OPERATIONS,
+    HINTED_RINGS,
+    OPERATIONS,
+    PATCHES,
+    PIECES_AT_ONCE,
+    SLOTS,
+    Assumptions,
+    bits_per_weight,
+)
 from .fluid import Around, Load, Memory, loop_end
 from .rates import ISSUE, PIPES, SHARED_WAVEFRONTS, TENSOR, Gpu
 from .schedule import BLOCK_ROWS, INVARIANT_TOKENS, STAGE_COLUMNS, Config, Matrix, Share, shares_of
@@ -158,8 +168,10 @@ def predict(
         first, last = share.rounds[0], share.rounds[-1].active
         # Of the last stage: it is there, and still has to be decoded and multiplied.
         behind = max(v for name, v in by_active[last].items() if name != "L2") * last * STAGE_WEIGHTS
-        # As many stages as the ring has for whole groups, of the first segment.
-        asked = min(slots * config.warpgroups // first.active, first.stages) * first.active
+        # As many stages as rings have for whole groups, of the blocks of the first segment.
+        rings, here = HINTED_RINGS if hinted else 1, share.groups[0].rounds
+        there = sum(min(r.active, first.active) * r.stages for r in here) // first.active
+        asked = min(rings * slots * config.warpgroups // first.active, there) * first.active
         worked = max(1, asked - (slots - 1) * first.active)
         copied = min((slots - 1) * last, share.block_stages)
         stage = STAGE_WEIGHTS * per_weight
@@ -167,7 +179,7 @@ def predict(
 
     alike = Counter(load_of(share) for share in shares if share.groups)
     loads = sorted((replace(load, ctas=n) for load, n in alike.items()), key=lambda load: load.weight_bytes)
-    gather = gather_of(shares, rows, gpu, assumed)
+    gather = gather_of(shares, rows, config, gpu, assumed)
     launch = assumed.dependent_launch if chained else assumed.launch
     fill = fill_of(layout, product.experts, assumed.store + launch if chained else None, assumed, hinted)
     clocks = 1e3 * gpu.clock_ghz
@@ -236,7 +248,7 @@ def fill_of(layout: str, experts: bool, launch: float | None, assumed: Assumptio
     return Fill(copies, max(arrival, table), arrival, asks)
 
 
-def gather_of(shares: Sequence[Share], rows: float, gpu: Gpu, assumed: Assumptions) -> float:
+def gather_of(shares: Sequence[Share], rows: float, config: Config, gpu: Gpu, assumed: Assumptions) -> float:
     """Microseconds from the end of the loops until all blocks are summed. `rows`: of x, of a tile."""
     if not any(share.gathered for share in shares):
         return 0.0
@@ -249,10 +261,11 @@ def gather_of(shares: Sequence[Share], rows: float, gpu: Gpu, assumed: Assumptio
     piece = 4.0 * BLOCK_ROWS * rows
     together = piece * sum(map(at_the_end, shares)) / gpu.multiprocessors / assumed.l2_bytes
     alone = piece * max(map(at_the_end, shares)) / assumed.l2_bytes_alone
-    # The last sums reach the L2; of each piece of a block a flag is seen and the sums are read.
+    # The last sums reach the L2; flags of a block's pieces are seen, then their sums are read, some at once.
     published = any(share.groups and share.groups[-1].published for share in shares)
     chain = max(pieces for share in shares for group in share.groups for pieces in group.gathered)
-    return (published + 2 * chain) * assumed.l2_latency + gpu.microseconds(max(together, alone))
+    reads = -(-chain // PIECES_AT_ONCE[config.tokens])
+    return (published + 1 + reads) * assumed.l2_latency + gpu.microseconds(max(together, alone))
 
 
 def cublas_microseconds(product: Product, gpu: Gpu, assumed: Assumptions = ASSUMED) -> float:
