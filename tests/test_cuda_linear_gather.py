@@ -5,22 +5,33 @@ from __future__ import annotations
 import linear_reference as stepped
 import numpy as np
 import pytest
+from cuda_reading import ANY, layout_number
 from linear_product import Product, Weight, assert_same, config, packed, tokens
 from native_module import native
 
 slow = pytest.mark.slow
 
 
-def weight(rows: int, columns: int, layout: str = "nibble", experts: int = 0) -> Weight:
+def weight(rows: int, columns: int, layout: str = "nibble", experts: int = 0, known: bool = False) -> Weight:
     shape = (experts, rows, columns) if experts else (rows, columns)
-    return Weight(packed("trained", shape, layout), columns)
+    said = layout_number(layout) if known else ANY
+    return Weight(packed("trained", shape, layout), columns, layout=said)
 
 
-@pytest.mark.parametrize("size", [8, 128])
-def test_many_chunks_of_one_block(size: int) -> None:
-    """For 128 tokens one cut for all."""
-    rows = 2 if size == 8 else 65
-    Product([weight(64, 7000)], tokens(rows, 7000), config(size), multiprocessors=5).check()
+@pytest.mark.parametrize("known", [True, False], ids=["nibble", "any"])
+@pytest.mark.parametrize("size", [8, 32, 128])
+def test_many_chunks_of_one_block(size: int, known: bool) -> None:
+    """Kernels of one layout read 4 or 2 pieces at once, those of any layout one. For 128 tokens one cut for all."""
+    rows = {8: 2, 32: 2, 128: 65}[size]
+    Product([weight(64, 7000, known=known)], tokens(rows, 7000), config(size), multiprocessors=7).check()
+
+
+@slow
+def test_more_chunks_of_a_block_than_a_warp_has_lanes() -> None:
+    columns = 34 * 16 * 128
+    product = Product([weight(64, columns, "raw")], tokens(1, columns), config(8), multiprocessors=34)
+    product.check()
+    assert native.cut_linear(product.call, product.config, 34).chunks == 34
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=slow) for seed in range(2, 8))])
@@ -55,14 +66,23 @@ def test_a_launch_that_is_repeated() -> None:
         assert used.any() and not after[used].any(), "who reads a flag takes it back"
 
 
-def test_a_row_s_bits_do_not_depend_on_which_experts_others_hit() -> None:
-    w, x = weight(70, 2200, experts=4), tokens(24, 2200)
+@pytest.mark.parametrize(
+    "size, offsets",
+    [
+        (8, [1, 3, 5, 6]),
+        (64, [0, 0, 10, 24]),
+        pytest.param(8, [0, 9, 24, 24], marks=slow),
+        pytest.param(16, [7, 7, 24, 24], marks=slow),
+    ],
+)
+def test_a_row_s_bits_do_not_depend_on_which_experts_others_hit(size: int, offsets: list[int]) -> None:
+    # A CTA that adds up has other blocks to do first: all pieces of all tiles are there by then.
+    w, x = weight(200, 2200, experts=4), tokens(24, 2200)
     (alone,) = Product([w], x[:1], config(8), offsets=[0, 0, 1, 1], float_output=True).run()
     (single,) = Product([Weight(w.matrix(2), 2200)], x[:1], config(8), float_output=True).run()
     assert_same(alone, single)
-    for size, offsets in ((8, [1, 3, 5, 6]), (8, [0, 9, 24, 24]), (16, [7, 7, 24, 24]), (64, [0, 0, 10, 24])):
-        mixed = tokens(offsets[-1], 2200, seed=size)
-        row = offsets[2] - 1
-        mixed[row] = x[0]
-        (y,) = Product([w], mixed, config(size), offsets=offsets, float_output=True, multiprocessors=3).run()
-        assert_same(y[row : row + 1], alone, f"{size} at once, experts end at {offsets}")
+    mixed = tokens(offsets[-1], 2200, seed=size)
+    row = offsets[2] - 1
+    mixed[row] = x[0]
+    (y,) = Product([w], mixed, config(size), offsets=offsets, float_output=True, multiprocessors=3).run()
+    assert_same(y[row : row + 1], alone)

@@ -56,6 +56,13 @@ MUTATIONS = (
         "only the nearest pieces are added", "linear/gather.cuh", "while (left) add_some", "if (left) add_some", GATHER
     ),
     Mutation(
+        "pieces of all tiles share their flags",
+        "linear/gather.cuh",
+        "flag_rows(a) + first_row",
+        "flag_rows(a)",
+        (*GATHER[:1], "-k", "experts"),
+    ),
+    Mutation(
         "groups that are added up are left out",
         "linear/walk.cuh",
         "turn < 2 * sheets; turn++",

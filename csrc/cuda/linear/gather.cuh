@@ -126,7 +126,7 @@ struct Gatherer {
       piece(behind - __ffs(left)).add_to(sums);
       left &= left - 1;
     } else {
-      float loaded[kAtOnce][I::kN / 2];
+      float loaded[kAtOnce][I::kN / 2] = {};
       bool is_there[kAtOnce];
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; i++, left &= left - 1) {
