@@ -180,6 +180,23 @@ def test_sections_anywhere(layout: str, sections: list[tuple[int, bool, int, int
             assert np.isnan(got[:, ~others]).all(), (section, zeros, ksteps, patches)
 
 
+@pytest.mark.parametrize("bits", [0x8000, 0xA000, 0xC000])
+@pytest.mark.parametrize("layout", ["huffman", "nibble"])
+def test_a_kind_of_stage_that_there_is_not(layout: str, bits: int) -> None:
+    """A warp whose header is right but for a bit that is nobody's, alone or with others, gives NaN."""
+    data = PACKED[layout].reshape(-1)
+    begin, end, start = (int(x) for x in data[48:72].view("<u8"))
+    good = multiply(Damaged(PACKED[layout], COLUMNS[layout]), ANY)
+    for warp in range(4):
+        at = start + 16 * int(data[begin:end].view("<u4")[0]) + 4 * warp
+        damaged = with_warp_header(layout, 0, warp, int(data[at : at + 4].view("<u4")[0]) ^ bits)
+        for known in (ANY, layout_number(layout)):
+            got = multiply(damaged, known)
+            others = np.arange(good.shape[1]) // 16 != warp
+            assert_same(got[:, others], good[:, others])
+            assert np.isnan(got[:, ~others]).all(), (warp, known)
+
+
 @pytest.mark.parametrize("layout", ["huffman", "nibble"])
 def test_a_short_stage_that_says_it_is_raw(layout: str) -> None:
     """To one of its warps, which is the one to suffer."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_module import native
 
-from unweight_ext.tuning.costs import ASSUMED, HINTED_RINGS, PIECES_AT_ONCE, SLOTS, TILED, bits_per_weight
+from unweight_ext.tuning.costs import ASSUMED, HINTED_STAGES, PIECES_AT_ONCE, SLOTS, TILED, bits_per_weight
 from unweight_ext.tuning.predict import (
     CONFIGS,
     Config,
@@ -215,6 +215,6 @@ def test_the_crossover_is_the_models(layout: str) -> None:
 
 def test_what_is_asked_for_and_read_at_once_are_the_kernels() -> None:
     folder = Path(__file__).resolve().parent.parent / "csrc/cuda/linear"
-    assert f"kHintedRings = {HINTED_RINGS};" in (folder / "prefetch.cuh").read_text()
+    assert f"kHintedStages = {HINTED_STAGES};" in (folder / "prefetch.cuh").read_text()
     assert "I::kN <= 16 ? 4 : I::kN <= 32 ? 2 : 1;" in (folder / "gather.cuh").read_text()
     assert PIECES_AT_ONCE == {n: 4 if n <= 16 else 2 if n <= 32 else 1 for n in SLOTS["raw"]}

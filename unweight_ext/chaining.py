@@ -16,7 +16,8 @@ def chain(model: nn.Module, *args: Any, **kwargs: Any) -> int:
     From then on, products with up to 64 rows ask for the next weight while they end, so that the GPU's memory doesn't
     idle between two of them; the last asks for the first one's, as when tokens are generated one by one. Results don't
     change, whatever order the modules run in later, and nothing changes on a CPU. A module that ran several times keeps
-    what followed the first time; one that didn't run is told nothing, and what an earlier call said is forgotten.
+    what followed the first time; one that didn't run is told nothing, and what an earlier call said is forgotten. A
+    CUDA graph of a part of the model reads the weight that comes next, too: it has to stay where it is.
     Returns how many modules know what comes next.
     """
     modules = [module for module in model.modules() if isinstance(module, Linear)]

@@ -16,7 +16,8 @@
 rows behind the last expert's are zeros. bias [E, out_features].
 `linear_many`: several weights on the same x, in one launch (q, k and v; gate and up). A bias may be None.
 `next_w`: the packed weight [out_features, row_bytes] of the product after this one, if it is known and has as few rows:
-a GPU fetches its first part while this one ends. Only a hint: no result depends on it.
+a GPU fetches its first part while this one ends. Only a hint: no result depends on it. But it is read: it has to exist
+as long as a CUDA graph that was captured with it.
 `layout`: what the weight is known to be (a position in LAYOUTS), or -1. `out_dtype`: float32 gives sums of a bfloat16 x
 as they are; else results have the dtype of x. `exact`: F.linear with the unpacked weight, bit for bit.
 `supported_configs`: the configurations of the fused kernel, by the rows that each multiplies at once; 0 is the way

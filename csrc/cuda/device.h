@@ -17,8 +17,8 @@ struct LaunchPlan {
   uint32_t grid, block;           // along x; nothing here needs y and z
   uint32_t shared_bytes;          // dynamic shared memory
   std::vector<uint8_t> argument;  // the struct's bytes
-  // May start before the launch in front of it has ended: the kernel says `griddepcontrol.wait` before it uses or
-  // writes anything in memory.
+  // May start before the launch in front of it has ended: before the kernel says `griddepcontrol.wait`, it reads memory
+  // at most to find out what to prefetch, and writes nothing.
   bool programmatic = false;
 };
 

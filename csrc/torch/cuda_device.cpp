@@ -136,7 +136,8 @@ class CudaDevice final : public TorchDevice {
     config.dynamicSmemBytes = plan.shared_bytes;
     config.stream = stream_;
     config.attrs = &early;
-    config.numAttrs = plan.programmatic && (versions().driver >= kGraphsWithEarlyStarts || !captures()) ? 1 : 0;
+    static const int driver = versions().driver;
+    config.numAttrs = plan.programmatic && (driver >= kGraphsWithEarlyStarts || !captures()) ? 1 : 0;
     void* arguments[] = {const_cast<uint8_t*>(plan.argument.data())};
     check(cudaLaunchKernelExC(&config, kernel.function, arguments), plan.kernel);
   }

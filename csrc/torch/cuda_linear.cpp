@@ -266,7 +266,8 @@ std::vector<Tensor> linear_many_cuda(const Tensor& x, const std::vector<Tensor>&
   for (size_t first = 0; first < weights.size(); first += cuda::kMostWeights) {
     const size_t count = std::min<size_t>(cuda::kMostWeights, weights.size() - first);
     const Operands some(weights.begin() + first, weights.begin() + first + count);
-    for (Tensor& y : multiply(x, some, next_w, out)) results.push_back(std::move(y));
+    const OptionalTensor next = first + count < packed_w.size() ? packed_w[first + count] : next_w;
+    for (Tensor& y : multiply(x, some, next, out)) results.push_back(std::move(y));
   }
   return results;
 }

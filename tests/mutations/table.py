@@ -51,7 +51,13 @@ MUTATIONS = (
         "a flag isn't taken back", "linear/gather.cuh", "ptx::store_relaxed(flag, 0);", "{}", (*GATHER[:2], "repeated")
     ),
     Mutation("nobody waits for a piece", "linear/gather.cuh", "if (has) Piece<I>", "if (false) Piece<I>", GATHER),
-    Mutation("others' pieces are left out", "linear/gather.cuh", "piece(behind).add_to(sums, loaded[i])", "{}", GATHER),
+    Mutation(
+        "others' pieces are left out",
+        "linear/gather.cuh",
+        "Piece<I>::add_loaded(sums, loaded[i], tokens)",
+        "{}",
+        GATHER,
+    ),
     Mutation(
         "only the nearest pieces are added", "linear/gather.cuh", "while (left) add_some", "if (left) add_some", GATHER
     ),

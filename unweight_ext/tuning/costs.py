@@ -49,8 +49,7 @@ SLOTS: Mapping[str, Mapping[int, int]] = {
     "huffman": {8: 3, 16: 3, 32: 3, 64: 3, 128: 3, 256: 2},
     "nibble": {8: 5, 16: 4, 32: 4, 64: 3, 128: 3, 256: 2},
 }
-# So many rings of stages are asked for by a hint (prefetch.cuh).
-HINTED_RINGS = 2
+HINTED_STAGES = 18  # that a hint asks for (prefetch.cuh)
 # By tokens: pieces of a block that are read at once (gather.cuh).
 PIECES_AT_ONCE: Mapping[int, int] = {8: 4, 16: 4, 32: 2, 64: 1, 128: 1, 256: 1}
 COPY_OPERATIONS = 6  # of the copying warps, for 16 bytes of x: cp.async, its address, its test

@@ -15,7 +15,7 @@ from ..reference_tiles import segment_stages
 from .costs import (
     ASSUMED,
     COPY_OPERATIONS,
-    HINTED_RINGS,
+    HINTED_STAGES,
     OPERATIONS,
     PATCHES,
     PIECES_AT_ONCE,
@@ -168,10 +168,10 @@ def predict(
         first, last = share.rounds[0], share.rounds[-1].active
         # Of the last stage: it is there, and still has to be decoded and multiplied.
         behind = max(v for name, v in by_active[last].items() if name != "L2") * last * STAGE_WEIGHTS
-        # As many stages as rings have for whole groups, of the blocks of the first segment.
-        rings, here = HINTED_RINGS if hinted else 1, share.groups[0].rounds
+        # Of the blocks of the first segment; without a hint as many as the ring has for whole groups.
+        most, here = HINTED_STAGES if hinted else slots * config.warpgroups, share.groups[0].rounds
         there = sum(min(r.active, first.active) * r.stages for r in here) // first.active
-        asked = min(rings * slots * config.warpgroups // first.active, there) * first.active
+        asked = min(most // first.active, there) * first.active
         worked = max(1, asked - (slots - 1) * first.active)
         copied = min((slots - 1) * last, share.block_stages)
         stage = STAGE_WEIGHTS * per_weight

@@ -22,7 +22,7 @@ struct WeightCopier {
 
   __device__ __forceinline__ WeightCopier(const LinearArgument& a, const Ring<I>& ring) : a(a), ring(ring) {}
 
-  __device__ __forceinline__ void copy(bool any) { walk<I::kN, kGroup>(a, ring.work(), any, *this); }
+  __device__ __forceinline__ void copy(bool has_work) { walk<I::kN, kGroup>(a, ring.work(), has_work, *this); }
   __device__ __forceinline__ void begin(const Job& job) {
     index = nullptr;
     const uint64_t bytes = a.weights[job.weight].packed.matrix_bytes;
@@ -99,8 +99,8 @@ struct TokenCopier {
   __device__ __forceinline__ TokenCopier(const LinearArgument& a, const Ring<I>& ring, uint32_t loader)
       : a(a), ring(ring), behind(ring), first_row((loader * kLanes + threadIdx.x % kLanes) / kChunks) {}
 
-  __device__ __forceinline__ void copy(bool any) {
-    walk<I::kN, I::kWarpgroups>(a, ring.work(), any, *this);
+  __device__ __forceinline__ void copy(bool has_work) {
+    walk<I::kN, I::kWarpgroups>(a, ring.work(), has_work, *this);
     ptx::copy_wait<0>();
     while (open) hand_over();
     if (a.offsets) clear_rest();

@@ -255,7 +255,8 @@ struct Fragments<Layout::kNibble> {
     const uint32_t section = header.bits & 0x1FFF, begin = section + header.has_zero_rows();
     const uint32_t end = begin + header.patches();
     patches = {stage.address + 4 * begin, stage.address + 4 * end, header.bits};
-    if (section >= kNibbleSections / 4 && 4 * end <= stage.bytes && !header.is_raw()) {
+    constexpr uint32_t kKinds = 0xE000, kZeroRows = 0x2000;  // the highest bit is nobody's
+    if (section >= kNibbleSections / 4 && 4 * end <= stage.bytes && (header.bits & kKinds) == kZeroRows) {
       zeros = ptx::load_shared(stage.address + 4 * section);
     } else {
       zeros = (1u << kBlockRows / kWarps) - 1;

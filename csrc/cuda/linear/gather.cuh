@@ -6,8 +6,9 @@
 // replayed, with the nonce that it was captured with, finds none of its own.
 //
 // Who gathers waits for CTAs before it alone. They wait for CTAs before them, and the first for nobody: so none waits
-// for ever, whatever the order of their work. A CTA is dispatched behind those before it: products on two streams can't
-// keep each other from ending.
+// for ever, whatever the order of their work, if a CTA isn't dispatched before those with smaller numbers. CUDA doesn't
+// promise that, but GPUs do it, and others' scans rely on it: products on two streams can't keep each other from
+// ending.
 #pragma once
 #include "ring.cuh"
 #include "store.cuh"
@@ -46,16 +47,18 @@ struct Piece {
     for (uint32_t i = 0; i < I::kN / 2; i++)
       if (token_of(i) < tokens) to[i] = sums[place_of(i)];
   }
-  // From memory, or as they were loaded before.
   __device__ __forceinline__ void add_to(float (&total)[I::kN / 2]) const {
 #pragma unroll
     for (uint32_t i = 0; i < I::kN / 2; i++)
       if (token_of(i) < tokens) total[i] += sums[place_of(i)];
   }
-  __device__ __forceinline__ void add_to(float (&total)[I::kN / 2], const float (&loaded)[I::kN / 2]) const {
+  // As they were loaded before, of a tile of so many tokens.
+  static __device__ __forceinline__ void add_loaded(float (&total)[I::kN / 2], const float (&loaded)[I::kN / 2],
+                                                    uint32_t tile_tokens) {
+    const uint32_t token = 2 * (threadIdx.x % 4);
 #pragma unroll
     for (uint32_t i = 0; i < I::kN / 2; i++)
-      if (token_of(i) < tokens) total[i] += loaded[i];
+      if (token + token_of(i) < tile_tokens) total[i] += loaded[i];
   }
   __device__ __forceinline__ void publish() const {
     __syncwarp();  // all lanes' sums
@@ -135,7 +138,7 @@ struct Gatherer {
       }
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; i++)
-        if (is_there[i]) piece(behind).add_to(sums, loaded[i]);
+        if (is_there[i]) Piece<I>::add_loaded(sums, loaded[i], tokens);
     }
   }
 };

@@ -27,7 +27,9 @@ struct Consumer {
   static __device__ __forceinline__ uint32_t lane() { return threadIdx.x % kLanes; }
   __device__ __forceinline__ uint32_t table() const { return ring.shared + I::kShared.table; }
 
-  __device__ __forceinline__ void consume(bool any) { walk<I::kN, I::kWarpgroups>(a, ring.work(), any, *this); }
+  __device__ __forceinline__ void consume(bool has_work) {
+    walk<I::kN, I::kWarpgroups>(a, ring.work(), has_work, *this);
+  }
 
   __device__ __forceinline__ void begin(const Job& job) {
     Matrix matrix;
@@ -180,23 +182,23 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   if (a.offsets) ptx::wait_for_launches();  // one before this may be what writes them
   if (warp == 0) Ring<I>(shared).work().template make<kTokens>(a);
   __syncthreads();
-  const bool any = Ring<I>(shared).work().enter(a, 0);
+  const bool has_work = Ring<I>(shared).work().enter(a, 0);
   const void* read_first = nullptr;
   if (warp == I::kConsumers / kLanes) read_first = prefetch_own<I>(a);
   ptx::wait_for_launches();
-  if (read_first) ptx::touch(read_first);
 
   if (warp >= I::kConsumers / kLanes) {
     if constexpr (I::kMovesRegisters) ptx::release_registers<56>();
     if (warp == I::kConsumers / kLanes) {
-      WeightCopier<I>(a, Ring<I>(shared)).copy(any);
+      if (read_first) ptx::touch(read_first);
+      WeightCopier<I>(a, Ring<I>(shared)).copy(has_work);
       prefetch_next<I>(a);
     } else {
-      TokenCopier<I>(a, Ring<I>(shared), warp - I::kConsumers / kLanes - 1).copy(any);
+      TokenCopier<I>(a, Ring<I>(shared), warp - I::kConsumers / kLanes - 1).copy(has_work);
     }
   } else {
     if constexpr (I::kMovesRegisters) ptx::acquire_registers<224>();
-    Consumer<I>(a, shared, warp).consume(any);
+    Consumer<I>(a, shared, warp).consume(has_work);
   }
 }
 

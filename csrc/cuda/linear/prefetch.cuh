@@ -13,8 +13,9 @@
 namespace unweight::cuda {
 
 constexpr uint32_t kLineBytes = 128;
-// A hint asks for more than a ring takes: what the memory can bring while one product ends and the next one begins.
-constexpr uint32_t kHintedRings = 2;
+// So many stages does a hint ask for: what the memory can bring while one product ends and the next one begins, and not
+// more than the L2 has room for.
+constexpr uint32_t kHintedStages = 18;
 
 // A matrix as far as it is needed here. All of its bytes may be anything.
 struct FirstStages {
@@ -31,10 +32,10 @@ struct FirstStages {
   }
 
   // Asks the L2 for the head of the matrix and for the first stages of a CTA that has a chunk that begins in this
-  // matrix, which is job 0 of `share`: kRings times what fits its ring. One warp; a lane for each block of a group,
+  // matrix, which is job 0 of `share`: kMost of them. One warp; a lane for each block of a group,
   // others for lines of the head. Returns where the lane will have to read first of all: an index entry, or a line of
   // the head; or nullptr.
-  template <class I, uint32_t kRings>
+  template <class I, uint32_t kMost>
   __device__ __forceinline__ const void* prefetch(const WorkShare& share) const {
     constexpr uint32_t kGroup = I::kWarpgroups, kHeadLines = kHead / kLineBytes;
     if (bytes < kHead) return nullptr;
@@ -57,7 +58,7 @@ struct FirstStages {
     const uint32_t here = min(group.end - before, group.width) - from, block = from + lane;
     if (lane >= here) return nullptr;
     const uint32_t first = segment * length, behind = min(group.end_of(block) * length, stages);
-    const uint32_t count = min(kRings * I::kShared.slots * kGroup / here, behind - first);
+    const uint32_t count = min(kMost / here, behind - first);
     const uint64_t entry = uint64_t{group.group * kGroup + block} * stages + first;
     if (index_at > bytes || 4 * (entry + count + 1) > bytes - index_at) return nullptr;
     const auto* index = reinterpret_cast<const volatile uint32_t*>(matrix + index_at) + entry;
@@ -81,7 +82,7 @@ static __device__ __forceinline__ const void* prefetch_own(const LinearArgument&
   share.first_job = 0;
   return FirstStages{reinterpret_cast<const uint8_t*>(packed.packed), packed.matrix_bytes, packed.blocks,
                      packed.stages_per_block}
-      .template prefetch<I, 1>(share);
+      .template prefetch<I, I::kShared.slots * I::kWarpgroups>(share);
 }
 
 // Those of the weight that comes next, which a kernel of the same instance will multiply with as few tokens.
@@ -99,7 +100,7 @@ static __device__ __forceinline__ void prefetch_next(const LinearArgument& a) {
   const uint32_t chunks = tile_chunks(cost, length, a.multiprocessors);
 #pragma unroll 1
   for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x)
-    next.template prefetch<I, kHintedRings>(share_of(chunk, chunks, [=](uint32_t) { return cost; }, 1, 1));
+    next.template prefetch<I, kHintedStages>(share_of(chunk, chunks, [=](uint32_t) { return cost; }, 1, 1));
 }
 
 }  // namespace unweight::cuda

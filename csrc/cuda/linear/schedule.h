@@ -7,8 +7,9 @@
 // everything. Chunk c of C of a sheet has the units between the unit borders nearest to c/C and (c+1)/C of its cost:
 // contiguous, so that a block is cut only where a chunk begins or ends.
 //
-// Who has the last segments of a block adds up what all have (gather.cuh). A CTA does such groups behind all others, of
-// all sheets, so that what it waits for has long been there, and what others wait for comes early.
+// Who has the last segments of a block adds up what all have (gather.cuh). A CTA does a group whose blocks all end with
+// it behind all others, of all sheets, so that what it waits for has long been there, and what others wait for comes
+// early. (Of a group in which only some do it leaves sums, too: it has to come early.)
 #pragma once
 #include "../../format/tile.h"
 #include "arguments.h"
@@ -81,6 +82,7 @@ struct WorkShare {
 
   // Of the jobs that may have late groups, or others.
   UNWEIGHT_HD_MEMBER uint32_t jobs_end(bool late) const {
+    if (late && first_stage == 0) return first_job;  // nobody began a block of its
     return late && first_job < end_job ? first_job + 1 : end_job + (end_stage != 0);
   }
   // The late units of a job whose matrix has this shape, or the others: [begin, end). There may be none.

@@ -7,7 +7,7 @@
 namespace unweight::cuda {
 
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
-constexpr uint32_t kLongestSegment = 32;
+constexpr uint32_t kLongestSegment = kMostSegment;
 
 // Rows of x that are multiplied with one matrix at once.
 struct Tile {
@@ -217,11 +217,11 @@ struct SharedWork {
 };
 
 // Calls role.begin(job) for each matrix and tile of the CTA's chunks, then role.work(job, group) for each group; late
-// groups at the end of all. `any`: what `enter` said of the first turn. All lanes call it.
+// groups at the end of all. `has_work`: what `enter` said of the first turn. All lanes call it.
 template <int kTokens, int kWarpgroups, class Role>
-static __device__ __forceinline__ void walk(const LinearArgument& a, SharedWork shared, bool any, Role& role) {
+static __device__ __forceinline__ void walk(const LinearArgument& a, SharedWork shared, bool has_work, Role& role) {
 #pragma unroll 1
-  for (; any; any = shared.enter_next(a)) {
+  for (; has_work; has_work = shared.enter_next(a)) {
 #pragma unroll 1
     for (; shared.has_jobs(a); shared.set(shared.kJob, shared.get(shared.kJob) + 1)) {
       Job job = shared.job<kTokens, kWarpgroups>(a);
