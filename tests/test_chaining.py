@@ -50,12 +50,34 @@ def test_each_module_is_told_what_ran_after_it() -> None:
     assert len(list(model.modules())) == 5
 
 
-def test_copies_know_their_own_modules() -> None:
+def test_copies_are_told_nothing() -> None:
+    """A module that is copied or saved doesn't take the others with it, and many in a row are no deep recursion."""
     model = Model()
+    size = len(pickle.dumps(model.first))
     u.chain(model, X)
+    assert len(pickle.dumps(model.first)) == size
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert next_of(other.first) is other.second
+        assert next_of(other.first) is None
         assert torch.equal(other(X), model(X))
+        assert u.chain(other, X) == 3 and next_of(other.first) is other.second
+    many = nn.Sequential(*[linear(1, 1, seed) for seed in range(1200)])
+    assert u.chain(many, X[:, :1]) == 1200
+    assert len(copy.deepcopy(many)) == len(pickle.loads(pickle.dumps(many))) == 1200
+
+
+def test_what_comes_next_is_a_packed_linear() -> None:
+    with pytest.raises(TypeError, match="^following: Linear, expected an unweight_ext.Linear or None"):
+        linear(64, 64, 0).set_next(nn.Linear(64, 64))
+
+
+def test_a_model_whose_modules_are_not_seen_to_run() -> None:
+    class Idle(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with pytest.raises(RuntimeError, match="^chain: none of the model's 4 packed Linears was seen to run"):
+        u.chain(Idle(), X)
+    assert u.chain(nn.Linear(64, 64), X.float()) == 0
 
 
 def test_the_next_weight_is_the_one_that_the_module_holds_now(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,10 @@ def chain(model: nn.Module, *args: Any, **kwargs: Any) -> int:
     idle between two of them; the last asks for the first one's, as when tokens are generated one by one. Results don't
     change, whatever order the modules run in later, and nothing changes on a CPU. A module that ran several times keeps
     what followed the first time; one that didn't run is told nothing, and what an earlier call said is forgotten. A
-    CUDA graph of a part of the model reads the weight that comes next, too: it has to stay where it is.
-    Returns how many modules know what comes next.
+    CUDA graph of a part of the model reads the weight that comes next, too: it has to stay where it is. Copies of the
+    model are told nothing. The run is a real one, without gradients: put the model into eval mode if that matters.
+    Returns how many modules know what comes next. Raises RuntimeError if none of the packed Linears ran, as in a model
+    that has been compiled: chain it before.
     """
     modules = [module for module in model.modules() if isinstance(module, Linear)]
     order: list[Linear] = []
@@ -29,6 +31,11 @@ def chain(model: nn.Module, *args: Any, **kwargs: Any) -> int:
     finally:
         for hook in hooks:
             hook.remove()
+    if modules and not order:
+        raise RuntimeError(
+            f"chain: none of the model's {len(modules)} packed Linears was seen to run; "
+            "chain a model before it is compiled"
+        )
     following: dict[Linear, Linear] = {}
     for module, after in zip(order, [*order[1:], *order[:1]], strict=True):
         if after is not module:

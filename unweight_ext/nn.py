@@ -199,8 +199,17 @@ class Linear(_PackedModule):
         return new.train(linear.training)
 
     def set_next(self, following: "Linear | None") -> None:
-        """Tells which Linear runs after this one, so that a GPU fetches its weight early. See `unweight_ext.chain`."""
+        """Tells which Linear runs after this one, so that a GPU fetches its weight early. See `unweight_ext.chain`.
+
+        Copies and pickles of this module don't know it. Raises TypeError.
+        """
+        if following is not None and not isinstance(following, Linear):
+            raise TypeError(f"following: {type(following).__name__}, expected an unweight_ext.Linear or None")
         self._next = () if following is None else (following,)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not what comes next: a copy of one module would be one of all that are linked with it.
+        return {**super().__getstate__(), "_next": ()}
 
     def forward(self, x: Tensor) -> Tensor:
         # x (..., in_features) -> (..., out_features)

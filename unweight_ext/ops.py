@@ -15,7 +15,7 @@
 [E], says where each expert's rows end; they start where the last one's end, as in torch's grouped matmul. Results of
 rows behind the last expert's are zeros. bias [E, out_features].
 `linear_many`: several weights on the same x, in one launch (q, k and v; gate and up). A bias may be None.
-`next_w`: the packed weight [out_features, row_bytes] of the product after this one, if it is known and has as few rows:
+`next_w`: the packed weight [out_features, row_bytes] of the product after this one, if that is `linear` with few rows:
 a GPU fetches its first part while this one ends. Only a hint: no result depends on it. But it is read: it has to exist
 as long as a CUDA graph that was captured with it.
 `layout`: what the weight is known to be (a position in LAYOUTS), or -1. `out_dtype`: float32 gives sums of a bfloat16 x

@@ -32,7 +32,7 @@ def rows(figures: Mapping[str, Mapping[str, Any]], gpu: object | None) -> list[t
         layout, model, product = unit.split(" ")
         for tokens, spent in one["times"].items():
             alone = spent["microseconds"]
-            time = spent.get("hinted", alone)  # nothing is known ahead of experts
+            time = spent.get("hinted", alone)  # there is none for experts, several weights, many rows
             speed = spent["cublas"] / time
             read = spent.get("packed_bytes", one["packed_bytes"])  # of experts, those that are hit
             bytes_time = read / (gpu.hbm_gb_per_second * 1e3) if gpu else None

@@ -1,6 +1,6 @@
 """Breaks a barrier, a fence, a bound or an index of a kernel, one at a time, and runs the tests that should notice.
 
-    python tests/mutations [NAME …]     all of them: about fifteen minutes on two cores
+    python tests/mutations [NAME …]     all of them: about an hour on two cores
 
 Prints a table of the mutation, the test that failed and what it said; exits 1 if one went unnoticed. The tests run the
 kernels of a copy of csrc/ (UNWEIGHT_CSRC), so the sources stay as they are. First they run without a mutation, since

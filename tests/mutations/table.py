@@ -187,7 +187,7 @@ MUTATIONS = (
     Mutation(
         "damage isn't said",
         "linear/linear.cuh",
-        "product.damaged ? kNaN : p.scale",
+        "damaged ? kNaN : p.scale",
         "p.scale",
         (*HOSTILE_PRODUCT, "-k", "sections"),
     ),
