@@ -217,13 +217,18 @@ def main() -> None:
     heads = ("k-steps with patches, of 8", "patches", "crowded stages", "without patches", "with them", "ALU")
     print("Patches of a warp's stage, and instructions a weight for 16 tokens:\n")
     print(f"| | {' | '.join(heads)} |\n{'|---' * 7}|")
-    for layout in LAYOUTS:
+    loops = {layout: compiled_loop(layout) for layout in LAYOUTS}
+    for layout, loop in loops.items():
         rates = patches_of(pack_quietly(tensor, layout).numpy() for tensor in matrices(source))
-        loop = compiled_loop(layout)
         all_pipes = loop.per_weight(layout, rates)
         cells = (f"{rates.ksteps:.3f}", f"{rates.patches:.3f}", f"{100 * rates.crowded:.3f} %")
         counts = (loop.hot.total() / LANE_WEIGHTS, sum(all_pipes.values()), all_pipes["ALU"])
         print(f"| `{layout}` | {' | '.join(cells)} | {' | '.join(f'{count:.2f}' for count in counts)} |")
+    heads = ("k-step or four of them with patches, at most", "patch", "ALU a weight without patches")
+    print(f"\nInstructions:\n\n| | {' | '.join(heads)} |\n{'|---' * 4}|")
+    for layout, loop in loops.items():
+        counts = (loop.detour.total(), loop.patch.total(), f"{loop.hot['ALU'] / LANE_WEIGHTS:.2f}")
+        print(f"| `{layout}` | {' | '.join(map(str, counts))} |")
     sample = next(tensor for tensor in matrices(source) if len(tensor) >= 192 and tensor.shape[1] >= 768)[:192, :768]
     heads = (*OF_THE_BAR, "together", "beside it", "conflicts")
     print(f"\nWavefronts of shared memory for 64 weights:\n\n| | {' | '.join(heads)} |\n{'|---' * 8}|")

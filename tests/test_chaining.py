@@ -115,5 +115,14 @@ def test_another_run_replaces_what_was_said() -> None:
 def test_compiled_in_one_graph() -> None:
     model = Model()
     u.chain(model, X)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(X), model(X))
+    given = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        products = [node for node in graph.graph.nodes if node.target is torch.ops.unweight.linear.default]
+        given.extend(len(node.args) > 3 and node.args[3] is not None for node in products)
+        return graph
+
+    assert torch.equal(torch.compile(model, fullgraph=True, backend=backend)(X), model(X))
+    assert given == [True] * 5, "a product in the graph isn't told what comes next"
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(X), model(X))

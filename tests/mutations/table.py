@@ -64,8 +64,8 @@ MUTATIONS = (
     Mutation(
         "pieces of all tiles share their flags",
         "linear/gather.cuh",
-        "flag_rows(a) + first_row",
-        "flag_rows(a)",
+        "sheet_rows(a.tile_sheets, a.tokens, 1) + first_row",
+        "sheet_rows(a.tile_sheets, a.tokens, 1)",
         (*GATHER[:1], "-k", "experts"),
     ),
     Mutation(

@@ -25,8 +25,8 @@ struct LinearArgument {
                            // 0: one matrix, and all rows are its own
   uint32_t chunks;         // that each sheet is cut into: schedule.h
   uint32_t tile_sheets;    // each tile is a sheet, else all are one
-  DeviceAddress partials;  // FP32 [chunks][warpgroups][piece_rows][64]: sums of a part of a block, gather.cuh
-  DeviceAddress flags;     // u64 [chunks][warpgroups][flag_rows][4 warps]: the nonce when such sums are there
+  DeviceAddress partials;  // FP32 [chunks][warpgroups][sheet_rows(T)][64]: sums of a part of a block, gather.cuh
+  DeviceAddress flags;     // u64 [chunks][warpgroups][sheet_rows(1)][4 warps]: the nonce when such sums are there
   uint64_t nonce;          // of the launch, not 0
   uint32_t float_output;   // y is FP32, else BF16
   // The packed matrix that the next product reads, so that the memory isn't idle in between; 0: it isn't known.
@@ -35,10 +35,9 @@ struct LinearArgument {
   uint32_t multiprocessors;
 };
 
-// Where sheets are tiles, each has the rows of its tokens.
-UNWEIGHT_HD uint32_t piece_rows(const LinearArgument& a, uint32_t config_tokens) {
-  return a.tile_sheets ? a.tokens : config_tokens;
+// Of a chunk's pieces and flags: where sheets are tiles, each has the rows of its tokens, else all share `otherwise`.
+UNWEIGHT_HD uint64_t sheet_rows(bool tile_sheets, uint64_t tokens, uint64_t otherwise) {
+  return tile_sheets ? tokens : otherwise;
 }
-UNWEIGHT_HD uint32_t flag_rows(const LinearArgument& a) { return a.tile_sheets ? a.tokens : 1; }
 
 }  // namespace unweight::cuda

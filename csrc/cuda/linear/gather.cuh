@@ -31,9 +31,10 @@ struct Piece {
                    lane = thread % kLanes;
     const uint32_t first_row = a.tile_sheets ? first_token : 0, token = 2 * (lane % 4);
     const uint64_t before = uint64_t{chunk} * I::kWarpgroups + block;
-    const uint64_t row = before * piece_rows(a, I::kN) + first_row + token;
+    const uint64_t row = before * sheet_rows(a.tile_sheets, a.tokens, I::kN) + first_row + token;
     sums = reinterpret_cast<float*>(a.partials) + kBlockRows * row + kWarpRows * warp + lane / 4;
-    flag = reinterpret_cast<uint64_t*>(a.flags) + kWarps * (before * flag_rows(a) + first_row) + warp;
+    flag = reinterpret_cast<uint64_t*>(a.flags) +
+           kWarps * (before * sheet_rows(a.tile_sheets, a.tokens, 1) + first_row) + warp;
     tokens = tile_tokens - min(token, tile_tokens);
   }
 

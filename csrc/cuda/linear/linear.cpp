@@ -108,12 +108,13 @@ LinearCut cut_linear(const LinearCall& call, const LinearConfig& config, int mul
 }
 
 uint64_t partial_bytes(const LinearCall& call, const LinearConfig& config, const LinearCut& cut) {
-  const uint64_t rows = cut.tile_sheets ? call.tokens : static_cast<uint64_t>(config.tokens);
+  const uint64_t rows = sheet_rows(cut.tile_sheets, call.tokens, static_cast<uint64_t>(config.tokens));
   return uint64_t{cut.chunks} * config.warpgroups * rows * kBlockRows * sizeof(float);
 }
 
 uint64_t flag_bytes(const LinearCall& call, const LinearConfig& config, const LinearCut& cut) {
-  return uint64_t{cut.chunks} * config.warpgroups * (cut.tile_sheets ? call.tokens : 1) * kWarps * sizeof(uint64_t);
+  const uint64_t rows = sheet_rows(cut.tile_sheets, call.tokens, 1);
+  return uint64_t{cut.chunks} * config.warpgroups * rows * kWarps * sizeof(uint64_t);
 }
 
 std::vector<LaunchPlan> plan_linear(const LinearCall& call, const LinearConfig& config, const LinearCut& cut,

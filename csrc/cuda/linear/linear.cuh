@@ -182,9 +182,10 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   if (a.offsets) ptx::wait_for_launches();  // one before this may be what writes them
   if (warp == 0) Ring<I>(shared).work().template make<kTokens>(a);
   __syncthreads();
-  const bool has_work = Ring<I>(shared).work().enter(a, 0);
+  const SharedWork work = Ring<I>(shared).work();
+  const bool has_work = work.enter(a, 0);
   const void* read_first = nullptr;
-  if (warp == I::kConsumers / kLanes) read_first = prefetch_own<I>(a);
+  if (warp == I::kConsumers / kLanes && has_work) read_first = prefetch_own<I>(a, work);
   ptx::wait_for_launches();
 
   if (warp >= I::kConsumers / kLanes) {

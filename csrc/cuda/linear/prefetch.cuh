@@ -32,9 +32,8 @@ struct FirstStages {
   }
 
   // Asks the L2 for the head of the matrix and for the first stages of a CTA that has a chunk that begins in this
-  // matrix, which is job 0 of `share`: kMost of them. One warp; a lane for each block of a group,
-  // others for lines of the head. Returns where the lane will have to read first of all: an index entry, or a line of
-  // the head; or nullptr.
+  // matrix, which is job 0 of `share`: kMost of them. One warp; a lane for each block of a group, others for lines of
+  // the head. Returns where the lane will have to read first of all: an index entry, or a line of the head; or nullptr.
   template <class I, uint32_t kMost>
   __device__ __forceinline__ const void* prefetch(const WorkShare& share) const {
     constexpr uint32_t kGroup = I::kWarpgroups, kHeadLines = kHead / kLineBytes;
@@ -69,14 +68,13 @@ struct FirstStages {
   }
 };
 
-// The CTA's own, of its first chunk. Nothing of experts: the kernel before may have decided which of them have rows.
+// The CTA's own, of the chunk that it has entered. Nothing of experts: the kernel before may have decided which of them
+// have rows.
 template <class I>
-static __device__ __forceinline__ const void* prefetch_own(const LinearArgument& a) {
-  const uint32_t chunk = a.offsets ? kNoChunk : chunk_of(blockIdx.x, gridDim.x, 0, a.chunks);
-  if (chunk == kNoChunk) return nullptr;
-  const uint32_t tiles = a.tile_sheets ? 1 : ceil_quotient(a.tokens, I::kN);
-  WorkShare share = share_of(chunk, a.chunks, Costs{a}, a.weight_count, tiles);
-  if (share.first_job >= a.weight_count * tiles) return nullptr;
+static __device__ __forceinline__ const void* prefetch_own(const LinearArgument& a, SharedWork work) {
+  const uint32_t tiles = work.sheet_tiles(a);
+  WorkShare share = work.share();
+  if (a.offsets || share.first_job >= a.weight_count * tiles) return nullptr;
   const PackedArgument& packed = a.weights[share.first_job / tiles].packed;
   share.end_job -= share.first_job;
   share.first_job = 0;
