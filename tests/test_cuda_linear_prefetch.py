@@ -55,11 +55,16 @@ def test_all_weights_of_a_launch_have_a_first() -> None:
     stages = stages_of(stages, copied)
 
 
-def test_nothing_of_experts_is_asked_for() -> None:
+def test_of_experts_only_heads_are_asked_for() -> None:
     """Which of them have rows may be what the kernel before is about to say."""
-    weight = Weight(packed("trained", (3, 64, 256), "nibble"), 256)
-    stages, _ = prefetched(Product([weight], tokens(4, 256), config(8), offsets=[1, 1, 4]))
-    assert not stages
+    weight = Weight(packed("trained", (5, 64, 256), "nibble"), 256)
+    product = Product([weight, weight], tokens(4, 256), config(8), offsets=[1, 1, 4, 4, 4], multiprocessors=3)
+    product.run()
+    expert = weight.packed.nbytes // 5
+    heads = {(at, LINE) for matrix in range(5) for at in range(matrix * expert, matrix * expert + HEAD, LINE)}
+    assert expert > HEAD
+    for name in ("packed0", "packed1"):
+        assert {one[1:] for one in product.device.machine.counters.prefetched if one[0] == name} == heads
 
 
 def hinting(

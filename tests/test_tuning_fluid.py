@@ -16,8 +16,8 @@ LOADS = st.lists(
     max_size=5,
 )
 # 132 CTAs of 10 000 bytes, which take 1000 clocks of the memory and 500 of their own.
-# They ask for 4000 of them at first, in four slots.
-EQUAL = [Load(132, 1e4, 500.0, 10.0, asked=4e3, worked=1e3, copied=3e3)]
+# They ask for 4000 of them at first, and always for the next 3000.
+EQUAL = [Load(132, 1e4, 500.0, 10.0, asked=4e3, ahead=3e3)]
 MEMORY = Memory(1320.0, 100.0)
 AROUND = Around(arrival=100.0, consumers=50.0, behind=150.0, asks=None, hints=None)
 
@@ -61,11 +61,23 @@ def test_hints_keep_the_memory_at_work() -> None:
 
 
 def test_hints_of_a_small_ring_run_out() -> None:
-    # It takes 100 clocks; then the memory waits until the first of its slots is free.
-    around, loads = replace(AROUND, hints=200.0), [replace(EQUAL[0], asked=1e3, worked=250.0, copied=750.0)]
-    slot = 500 * 250 / 1e4
-    idle = 10 + AROUND.behind - 100 + AROUND.consumers + slot + MEMORY.latency
+    # It takes 100 clocks; then the memory waits until the first of its bytes are worked on.
+    around, loads = replace(AROUND, hints=100.0), [replace(EQUAL[0], asked=1e3, ahead=750.0)]
+    idle = 10 + AROUND.behind - 100 + AROUND.consumers + 500 * 250 / 1e4
     assert loop_end(loads, MEMORY, around) + AROUND.behind == pytest.approx(1000 + idle, rel=0.002)
+
+
+def test_stages_that_were_hinted_come_as_fast_as_the_memory_gives_them() -> None:
+    # Its own work takes twice the memory's time, so that a launch takes that and what is around it: all that was asked
+    # for is there before it begins, however slowly it is worked on.
+    loads = [replace(EQUAL[0], own=2000.0)]
+    assert loop_end(loads, MEMORY, replace(AROUND, hints=200.0)) == pytest.approx(AROUND.consumers + 2000)
+
+
+def test_hints_wait_for_the_last_copy() -> None:
+    # It is made when 7000 bytes, 700 clocks of the memory, have come and are worked on; all wait for what follows.
+    end = loop_end(EQUAL, MEMORY, replace(AROUND, hints=1e4))
+    assert end + AROUND.behind == pytest.approx(700 + 1e4, rel=1e-4)
 
 
 @given(LOADS, st.floats(0, 1e4), st.floats(0, 1e3), st.floats(0, 1e5), st.booleans())
@@ -74,7 +86,7 @@ def test_a_launch_is_as_long_as_its_bytes_and_its_slowest_cta(
 ) -> None:
     around = Around(MEMORY.latency, consumers, behind, None if hints else behind / 2, 300.0 if hints else None)
     rings = [min(ring, load.weight_bytes) for load in loads]
-    loads = [replace(x, asked=r, worked=r / 3, copied=r / 2) for x, r in zip(loads, rings, strict=True)]
+    loads = [replace(x, asked=r, ahead=1 + r / 2) for x, r in zip(loads, rings, strict=True)]
     end = loop_end(loads, MEMORY, around)
     assert end >= 0.999999 * (consumers + max(load.own for load in loads))
     assert end + behind >= 0.999999 * sum(load.ctas * load.weight_bytes for load in loads) / MEMORY.rate

@@ -1,8 +1,8 @@
 """When the CTAs of a product have all their weights. They share the memory's rate, and none takes more than it can: so
 who has more to do than others gets what they leave. Pure arithmetic on bytes and clocks.
 
-A CTA asks for bytes in three portions: its first stages, which may have been asked for before it started; the rest, as
-slots of its ring become free; and the first stages of the product behind it.
+A CTA asks for bytes ahead of its work: for the first of them perhaps long before it starts, then for as many as its
+ring takes; and when it has copied all, for the first of the product behind it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+
+EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,12 @@ class Load:
     own: float  # clocks, if no byte kept it waiting
     last: float  # clocks that it works on after its last bytes came
     asked: float = 0.0  # bytes that it asks for first, perhaps long before
-    worked: float = 0.0  # bytes that it has worked on when it asks for others
-    copied: float = 0.0  # bytes that it hasn't worked on yet when it has asked for its last
+    ahead: float = inf  # bytes that it asks for ahead of those that it has worked on
 
     @property
-    def clocks_a_byte(self) -> float:
-        return self.own / self.weight_bytes
+    def bytes_a_clock(self) -> float:
+        """Of its own work."""
+        return self.weight_bytes / self.own
 
 
 @dataclass(frozen=True)
@@ -51,34 +53,64 @@ class _Cta:
     """Those of a load: where they are."""
 
     load: Load
-    portions: list[tuple[float, float, float]]  # when it may begin, bytes, bytes a clock at most
-    done: float = inf  # when the loop's bytes were all there
-    ahead: float = 0.0  # bytes of the next launch that came
+    arrived: float  # of its own bytes
+    worked: float = 0.0
+    done: float = inf  # when all its bytes were there
+    finished: float = inf
+    next_from: float = inf  # when bytes of the next launch begin to come
+    next_arrived: float = 0.0
 
-    def asks(self, now: float) -> float:
+    @property
+    def most(self) -> float:
+        """Bytes that it has asked for by now."""
+        return min(self.load.weight_bytes, max(self.load.asked, self.worked + self.load.ahead))
+
+    def asks(self, now: float, arrives: float, works: bool) -> float:
         """So many bytes a clock at most."""
-        return self.portions[0][2] if self.portions and self.portions[0][0] <= now + 1e-6 else 0.0
+        if self.done == inf:
+            if now < arrives - EPSILON:
+                return 0.0
+            if self.arrived < self.most - EPSILON:
+                return inf
+            # As fast as it works, once it has asked for what it does first.
+            return (
+                self.load.bytes_a_clock if works and self.worked + self.load.ahead > self.load.asked - EPSILON else 0.0
+            )
+        return inf if now >= self.next_from - EPSILON and self.next_arrived < self.load.asked - EPSILON else 0.0
 
-    def until_change(self, now: float, rate: float) -> float:
-        if not self.portions:
-            return inf
-        begins, left, _ = self.portions[0]
-        return left / rate if rate else begins - now
+    def works(self, rate: float) -> float:
+        """Bytes a clock, when it gets so many."""
+        if self.worked >= self.load.weight_bytes - EPSILON:
+            return 0.0
+        most = self.load.bytes_a_clock
+        return most if self.arrived > self.worked + EPSILON else min(most, rate if self.done == inf else 0.0)
 
-    def take(self, taken: float) -> None:
-        if taken:
-            begins, left, most = self.portions[0]
-            self.portions[0] = (begins, left - taken, most)
-            if self.done < inf:
-                self.ahead += taken
-        while self.portions and self.portions[0][1] <= 1e-6:
-            del self.portions[0]
+    def until_change(self, now: float, rate: float, work: float) -> float:
+        """Clocks."""
+        changes = [inf]
+
+        def at(left: float, speed: float) -> None:
+            if left > EPSILON and speed > EPSILON:
+                changes.append(left / speed)
+
+        if self.done == inf:
+            moves = work if self.most == self.worked + self.load.ahead else 0.0
+            at(self.most - self.arrived, rate - moves)
+            at(self.load.weight_bytes - self.arrived, rate)
+            at(self.load.asked - self.load.ahead - self.worked, work)
+            at(self.arrived - self.worked, work - rate)
+        else:
+            at(self.load.asked - self.next_arrived, rate)
+            at(self.next_from - now, 1.0)
+        at(self.load.weight_bytes - self.load.ahead - self.worked, work)
+        at(self.load.weight_bytes - self.worked, work)
+        return min(changes)
 
 
 def loop_end(loads: Sequence[Load], memory: Memory, around: Around | None, launches: int = 6) -> float:
     """Clocks from the first copies to the last CTA's last sum. `around` None: of a loop alone, which starts at 0."""
     if around is None:
-        loads = [replace(load, asked=0.0) for load in loads]
+        loads = [replace(load, asked=0.0, ahead=inf) for load in loads]
         return _run(loads, Memory(memory.rate, 0.0), Around(0.0, 0.0, 0.0, None, None), [0.0] * len(loads), 0.0)[0]
     alone = around.hints is None and around.asks is None
     # The first launch finds nothing asked for. Those that follow are soon alike, or in turn like two: what is early in
@@ -95,38 +127,41 @@ def _run(
     loads: Sequence[Load], memory: Memory, around: Around, ahead: Sequence[float], arrives: float
 ) -> tuple[float, list[float], float]:
     """One launch: its end; what of the next one's first stages has come when its copies begin; when the rest does."""
-    ctas = []
-    for load, there in zip(loads, ahead, strict=True):
-        free = around.consumers + load.worked * load.clocks_a_byte + memory.latency if load.asked else 0.0
-        portions = [(arrives, load.asked - there), (free, load.weight_bytes - load.asked)]
-        ctas.append(_Cta(load, [(begins, left, 1 / load.clocks_a_byte) for begins, left in portions]))
-        ctas[-1].take(0.0)
+    ctas = [_Cta(load, there) for load, there in zip(loads, ahead, strict=True)]
     now, end, until = 0.0, 0.0, inf
     while now < until:
         for cta in ctas:
-            if cta.portions or cta.done < inf:
-                continue
-            cta.done = now
-            finished = max(now + cta.load.last, around.consumers + cta.load.own)
-            end = max(end, finished)
-            if around.hints is not None:
-                copied = finished * (1 - cta.load.copied / cta.load.weight_bytes)
-                cta.portions.append((max(now, copied + around.hints), cta.load.asked, inf))
-        if until == inf and all(cta.done < inf for cta in ctas):
+            if cta.done == inf and cta.arrived >= cta.load.weight_bytes - EPSILON:
+                cta.done = now
+            copied = cta.worked + cta.load.ahead >= cta.load.weight_bytes - EPSILON
+            if copied and cta.next_from == inf and around.hints is not None:
+                cta.next_from = now + around.hints
+            if cta.finished == inf and cta.done < inf and cta.worked >= cta.load.weight_bytes - EPSILON:
+                cta.finished = max(now, cta.done + cta.load.last)
+                end = max(end, cta.finished)
+        if until == inf and all(cta.finished < inf for cta in ctas):
             until = end + around.behind
             if around.asks is not None and around.hints is None:
-                start = max(now, end + around.asks + memory.latency)
                 for cta in ctas:
-                    cta.portions.append((start, cta.load.asked, inf))
-        rates = _shared([(cta.load.ctas, cta.asks(now)) for cta in ctas], memory.rate)
-        step = min(until - now, *(cta.until_change(now, rate) for cta, rate in zip(ctas, rates, strict=True)))
-        for cta, rate in zip(ctas, rates, strict=True):
-            cta.take(rate * step)
+                    cta.next_from = end + around.asks + memory.latency
+        if until <= now + EPSILON:
+            break
+        works = now >= around.consumers - EPSILON
+        rates = _shared([(cta.load.ctas, cta.asks(now, arrives, works)) for cta in ctas], memory.rate)
+        work = [cta.works(rate) if works else 0.0 for cta, rate in zip(ctas, rates, strict=True)]
+        step = min(cta.until_change(now, rate, w) for cta, rate, w in zip(ctas, rates, work, strict=True))
+        step = min(step, *(event - now for event in (arrives, around.consumers, until) if event > now + EPSILON), inf)
+        for cta, rate, w in zip(ctas, rates, work, strict=True):
+            cta.worked += w * step
+            if cta.done == inf:
+                cta.arrived += rate * step
+            else:
+                cta.next_arrived += rate * step
         now += step
     if around.hints is None and around.asks is None:
         return end, [0.0] * len(ctas), around.arrival
-    waiting = [cta.portions[0][0] for cta in ctas if cta.portions]
-    return end, [cta.ahead for cta in ctas], max(0.0, min(waiting, default=until) - until)
+    waiting = [cta.next_from for cta in ctas if cta.next_arrived < cta.load.asked - EPSILON]
+    return end, [cta.next_arrived for cta in ctas], max(0.0, min(waiting, default=until) - until)
 
 
 def _shared(asking: Sequence[tuple[int, float]], rate: float) -> list[float]:

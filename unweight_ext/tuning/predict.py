@@ -161,6 +161,8 @@ def predict(
     by_active = {active: of_round(active) for active in range(1, config.warpgroups + 1)}
     rows = sum(product.tokens) / tiles  # of a tile
     slots = SLOTS[layout][config.tokens]
+    clocks = 1e3 * gpu.clock_ghz
+    memory = Memory(gpu.hbm_bytes * gpu.multiprocessors, assumed.hbm_latency * clocks)
 
     def load_of(share: Share) -> Load:
         own = sum(max(by_active[r.active].values()) * r.active * r.stages * STAGE_WEIGHTS for r in share.rounds)
@@ -172,18 +174,18 @@ def predict(
         most, here = HINTED_STAGES if hinted else slots * config.warpgroups, share.groups[0].rounds
         there = sum(min(r.active, first.active) * r.stages for r in here) // first.active
         asked = min(most // first.active, there) * first.active
-        worked = max(1, asked - (slots - 1) * first.active)
-        copied = min((slots - 1) * last, share.block_stages)
         stage = STAGE_WEIGHTS * per_weight
-        return Load(1, share.block_stages * stage, own, behind, asked * stage, worked * stage, copied * stage)
+        # The ring takes as many of the last segment's; the memory answers that much later than it is asked.
+        weight_bytes = share.block_stages * stage
+        late = memory.latency * weight_bytes / own
+        ahead = max(stage, (slots - 1) * last * stage - late)
+        return Load(1, weight_bytes, own, behind, asked * stage, ahead)
 
     alike = Counter(load_of(share) for share in shares if share.groups)
     loads = sorted((replace(load, ctas=n) for load, n in alike.items()), key=lambda load: load.weight_bytes)
     gather = gather_of(shares, rows, config, gpu, assumed)
     launch = assumed.dependent_launch if chained else assumed.launch
     fill = fill_of(layout, product.experts, assumed.store + launch if chained else None, assumed, hinted)
-    clocks = 1e3 * gpu.clock_ghz
-    memory = Memory(gpu.hbm_bytes * gpu.multiprocessors, assumed.hbm_latency * clocks)
     around = Around(
         arrival=fill.arrival * clocks,
         consumers=fill.consumers * clocks,
@@ -233,10 +235,12 @@ def fill_of(layout: str, experts: bool, launch: float | None, assumed: Assumptio
     they are waited for."""
     table = assumed.table_fill if layout == "huffman" else 0.0
     if experts or not assumed.prefetches:
+        # Heads of experts are asked for early; they come before the launch is over where it waits for others.
+        head = assumed.l2_latency if experts and assumed.prefetches and launch is not None else assumed.hbm_latency
         # Copies: offsets, header, index. Consumers: offsets, header, counts and symbols of the code.
         rows = assumed.l2_latency if experts else 0.0
-        code = rows + 3 * assumed.hbm_latency + table if table else 0.0
-        copies = rows + 2 * assumed.hbm_latency
+        code = rows + 3 * head + table if table else 0.0
+        copies = rows + head + assumed.hbm_latency
         return Fill(copies, max(assumed.hbm_latency, code - copies), assumed.hbm_latency, None)
     # Header and index are read before, to ask for stages; from the L2 if there was a hint.
     asks = (assumed.cta_start if launch is not None else 0.0) + 2 * (

@@ -179,7 +179,10 @@ static __device__ __forceinline__ void linear(const LinearArgument& a) {
   const uint32_t warp = __shfl_sync(kAllLanes, threadIdx.x / kLanes, 0);
   if (threadIdx.x == 0) Ring<I>(shared).make_barriers();
   if (threadIdx.x < 3) ptx::store_shared(shared + I::kShared.code + 4 * threadIdx.x, 0);  // none
-  if (a.offsets) ptx::wait_for_launches();  // one before this may be what writes them
+  if (a.offsets) {
+    if (warp == I::kConsumers / kLanes) prefetch_heads(a);
+    ptx::wait_for_launches();  // one before this may be what writes offsets
+  }
   if (warp == 0) Ring<I>(shared).work().template make<kTokens>(a);
   __syncthreads();
   const SharedWork work = Ring<I>(shared).work();

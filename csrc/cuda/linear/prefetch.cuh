@@ -17,15 +17,15 @@ constexpr uint32_t kLineBytes = 128;
 // more than the L2 has room for.
 constexpr uint32_t kHintedStages = 18;
 
+// Header and code table of a matrix, in whole lines.
+constexpr uint32_t kHeadLines = (kHeaderBytes + kCodeCountBytes + 2 * 256 + kLineBytes - 1) / kLineBytes;
+constexpr uint32_t kHead = kHeadLines * kLineBytes;
+
 // A matrix as far as it is needed here. All of its bytes may be anything.
 struct FirstStages {
   const uint8_t* matrix;
   uint64_t bytes;
   uint32_t blocks, stages;  // stages of each block
-
-  // Header and code table, in whole lines.
-  static constexpr uint32_t kHead =
-      (kHeaderBytes + kCodeCountBytes + 2 * 256 + kLineBytes - 1) / kLineBytes * kLineBytes;
 
   __device__ __forceinline__ const volatile Header& header() const {
     return *reinterpret_cast<const volatile Header*>(matrix);
@@ -36,7 +36,7 @@ struct FirstStages {
   // the head. Returns where the lane will have to read first of all: an index entry, or a line of the head; or nullptr.
   template <class I, uint32_t kMost>
   __device__ __forceinline__ const void* prefetch(const WorkShare& share) const {
-    constexpr uint32_t kGroup = I::kWarpgroups, kHeadLines = kHead / kLineBytes;
+    constexpr uint32_t kGroup = I::kWarpgroups;
     if (bytes < kHead) return nullptr;
     const uint32_t lane = threadIdx.x % kLanes, line = kLanes - 1 - lane;
     if (line < kHeadLines) {
@@ -68,8 +68,22 @@ struct FirstStages {
   }
 };
 
-// The CTA's own, of the chunk that it has entered. Nothing of experts: the kernel before may have decided which of them
-// have rows.
+// Heads of all experts, by all CTAs together: the kernel before may be about to say which of them have rows, and more
+// isn't asked for of them. One warp.
+static __device__ __forceinline__ void prefetch_heads(const LinearArgument& a) {
+  const uint32_t line = threadIdx.x % kLanes;
+#pragma unroll 1
+  for (uint32_t i = 0; i < a.weight_count; i++) {
+    const PackedArgument& packed = a.weights[i].packed;
+    if (line >= kHeadLines || packed.matrix_bytes < kHead) continue;
+#pragma unroll 1
+    for (uint64_t matrix = blockIdx.x; matrix < packed.matrices; matrix += gridDim.x)
+      ptx::prefetch(reinterpret_cast<const uint8_t*>(packed.packed + matrix * packed.matrix_bytes + line * kLineBytes),
+                    kLineBytes);
+  }
+}
+
+// The CTA's own, of the chunk that it has entered.
 template <class I>
 static __device__ __forceinline__ const void* prefetch_own(const LinearArgument& a, SharedWork work) {
   const uint32_t tiles = work.sheet_tiles(a);
