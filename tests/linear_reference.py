@@ -127,9 +127,10 @@ def cut_chains(
 ) -> dict[tuple[int, int, int, int], list[Chain]]:
     """The chains of each (weight, matrix, first token, block), in order.
 
-    Units of work are a block's segments, in the order weight, matrix, tile of `tokens` rows, group of `warpgroups`
-    blocks, segment, block, and cost their stages. ranges: the rows of x of each matrix. All units together are cut to
-    `chunks`; without it those of each tile are cut by themselves, for a GPU of so many multiprocessors.
+    Units of work are a block's segments, in the order weight, matrix, tile of `tokens` rows, group of blocks (as few
+    and as equal ones as can be, of at most `warpgroups`), segment, block, and cost their stages. ranges: the rows of x
+    of each matrix. All units together are cut to `chunks`; without it those of each tile are cut by themselves, for a
+    GPU of so many multiprocessors.
     """
     sheets: dict[tuple[int, int] | None, list[tuple[tuple[int, int, int, int], int, int]]] = defaultdict(list)
     for number, stack in enumerate(weights):
@@ -137,9 +138,9 @@ def cut_chains(
             stages, per_segment = -(-w.values.shape[1] // STAGE_COLUMNS), w.segment_columns // STAGE_COLUMNS
             for first in range(begin, end, tokens):
                 sheet = sheets[None if chunks else (matrix, first)]
-                for group in range(0, w.blocks, warpgroups):
+                for group in np.array_split(np.arange(w.blocks), -(-w.blocks // warpgroups)):
                     for segment in range(w.segments):
-                        for block in range(group, min(group + warpgroups, w.blocks)):
+                        for block in group.tolist():
                             cost = min(per_segment, stages - segment * per_segment)
                             sheet.append(((number, matrix, first, block), segment, cost))
     least = min(w.segment_columns // STAGE_COLUMNS for stack in weights for w in stack)

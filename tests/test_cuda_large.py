@@ -54,26 +54,31 @@ class Cut:
                 for place in range(part.width):
                     begin, end = part.segments(place)
                     if begin < end:
-                        self.chains[self.warpgroups * part.group + place].append((begin, end))
+                        self.chains[part.first_block + place].append((begin, end))
 
     def _parts(self, chunk: int) -> list:
         return native.linear_parts(chunk, self.cut.chunks, [self.shape], 1)
 
     def _begin(self, chunk: int) -> tuple[int, int]:
-        """Group, and unit of it, with which a chunk begins."""
-        return min((part.group, part.units[0]) for part in self._parts(chunk))
+        """First block of the group, and unit of it, with which a chunk begins."""
+        return min((part.first_block, part.units[0]) for part in self._parts(chunk))
 
     def _chunks(self, block: int) -> range:
         """Those that have units of the block, and those that they wait for."""
-        group, place = divmod(block, self.warpgroups)
-        width = min(self.warpgroups, self.blocks - group * self.warpgroups)
-        first = self._chunk_of((group, place))
+        groups = -(-self.blocks // self.warpgroups)
+        width, wide = divmod(self.blocks, groups)
+        if block < wide * (width + 1):
+            width, place = width + 1, block % (width + 1)
+        else:
+            place = (block - wide) % width
+        begin = block - place
+        first = self._chunk_of((begin, place))
         while self.shape.segments() > 1 and self._begin(first)[1] > 0:  # maybe with the rest of other blocks
             first -= 1
-        return range(first, self._chunk_of((group, place + width * (self.shape.segments() - 1))) + 1)
+        return range(first, self._chunk_of((begin, place + width * (self.shape.segments() - 1))) + 1)
 
     def _chunk_of(self, unit: tuple[int, int]) -> int:
-        """The last chunk that begins with this unit of a group, or before it."""
+        """The last chunk that begins with this unit of a group (named by its first block), or before it."""
         low, high = 0, self.cut.chunks - 1
         while low < high:
             middle = (low + high + 1) // 2
@@ -169,9 +174,10 @@ def test_product_of_experts_far_apart() -> None:
 def unit_borders(blocks: int, stages: int, segment: int, warpgroups: int) -> np.ndarray:
     """Stages before each unit of a matrix, and at its end, in the order of units."""
     lengths = np.diff(np.append(np.arange(0, stages, segment), stages))
-    group = np.repeat(lengths, warpgroups)
-    whole, rest = divmod(blocks, warpgroups)
-    return np.concatenate([[0], np.cumsum(np.concatenate([np.tile(group, whole), np.repeat(lengths, rest)]))])
+    groups = -(-blocks // warpgroups)
+    width, wide = divmod(blocks, groups)
+    units = [np.tile(np.repeat(lengths, width + 1), wide), np.tile(np.repeat(lengths, width), groups - wide)]
+    return np.concatenate([[0], np.cumsum(np.concatenate(units))])
 
 
 @pytest.mark.parametrize("warpgroups", [2, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import linear_reference as stepped
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from native_module import native
@@ -23,21 +24,21 @@ def works(draw):
 
 
 def in_order(parts: list) -> list:
-    return sorted(parts, key=lambda part: (part.weight, part.tile, part.group))
+    return sorted(parts, key=lambda part: (part.weight, part.tile, part.first_block))
 
 
 @given(works())
 def test_every_unit_is_done_once_in_order_and_in_equal_parts(work) -> None:
     shapes, blocks, tiles, ctas, warpgroups = work
     wanted = [
-        (w, tile, group, unit)
+        (w, tile, int(group[0]), unit)
         for w, shape in enumerate(shapes)
         for tile in range(tiles)
-        for group in range(-(-blocks[w] // warpgroups))
-        for unit in range(min(warpgroups, blocks[w] - warpgroups * group) * shape.segments())
+        for group in np.array_split(np.arange(blocks[w]), -(-blocks[w] // warpgroups))
+        for unit in range(len(group) * shape.segments())
     ]
     parts = [in_order(native.linear_parts(cta, ctas, shapes, tiles)) for cta in range(ctas)]
-    assert [(p.weight, p.tile, p.group, u) for cta in parts for p in cta for u in range(*p.units)] == wanted
+    assert [(p.weight, p.tile, p.first_block, u) for cta in parts for p in cta for u in range(*p.units)] == wanted
 
     average = sum(tiles * shape.cost() for shape in shapes) / ctas
     longest = max(shape.stages_of(0) for shape in shapes)
@@ -53,7 +54,7 @@ def test_every_unit_is_done_once_in_order_and_in_equal_parts(work) -> None:
 def test_pieces_of_a_block_join(work) -> None:
     """Block by block, what the CTAs do of its segments begins with 0, goes on where it stopped, and ends with the last;
     and a CTA that has a part of a group in the middle has nothing before it."""
-    shapes, blocks, tiles, ctas, warpgroups = work
+    shapes, blocks, tiles, ctas, _ = work
     done = {(w, tile, b): 0 for w in range(len(shapes)) for tile in range(tiles) for b in range(blocks[w])}
     for cta in range(ctas):
         for place, part in enumerate(in_order(native.linear_parts(cta, ctas, shapes, tiles))):
@@ -67,7 +68,7 @@ def test_pieces_of_a_block_join(work) -> None:
                 mine = [u // part.width for u in range(*part.units) if u % part.width == b]
                 assert list(range(begin, stop)) == mine
                 if mine:
-                    key = part.weight, part.tile, part.group * warpgroups + b
+                    key = part.weight, part.tile, part.first_block + b
                     assert done[key] == begin and first <= begin < stop <= end
                     done[key] = stop
     assert all(done[w, tile, b] == shapes[w].segments() for w, tile, b in done)

@@ -49,7 +49,7 @@ class NativeChunks:
                 for block in range(part.width):
                     begin, end = part.segments(block)
                     if begin < end:
-                        self.owners.setdefault((part.weight, part.tile, part.group, block), []).append(chunk)
+                        self.owners.setdefault((part.weight, part.tile, part.first_block, block), []).append(chunk)
 
     def groups(self, chunk: int) -> list[tuple[list[Round], int, list[int]]]:
         """Of each group: rounds, published blocks, gathered pieces."""
@@ -65,7 +65,7 @@ class NativeChunks:
             for block, (begin, end) in enumerate(ranges):
                 if begin == end:
                     continue
-                others = len(self.owners[part.weight, part.tile, part.group, block]) - 1
+                others = len(self.owners[part.weight, part.tile, part.first_block, block]) - 1
                 if end < shape.segments():
                     published += 1
                 elif others:

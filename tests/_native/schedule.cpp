@@ -63,7 +63,7 @@ void bind_schedule(pybind11::module_& m) {
   py::class_<Part>(m, "Part")
       .def_readonly("weight", &Part::weight)
       .def_readonly("tile", &Part::tile)
-      .def_property_readonly("group", [](const Part& p) { return p.work.group; })
+      .def_property_readonly("first_block", [](const Part& p) { return p.work.first_block; })
       .def_property_readonly("width", [](const Part& p) { return p.work.width; })
       .def_property_readonly("units", [](const Part& p) { return py::make_tuple(p.work.begin, p.work.end); })
       .def_property_readonly("rounds",

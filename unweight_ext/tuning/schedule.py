@@ -155,8 +155,9 @@ def units_of(weights: Sequence[Matrix], tiles: int, warpgroups: int) -> Iterator
     """All units of a sheet, in order."""
     for weight, matrix in enumerate(weights):
         for job in range(weight * tiles, (weight + 1) * tiles):
-            for group in range(-(-matrix.blocks // warpgroups)):
-                blocks = min(warpgroups, matrix.blocks - group * warpgroups)
+            groups = -(-matrix.blocks // warpgroups)
+            for group in range(groups):  # as equal as can be
+                blocks = matrix.blocks // groups + (group < matrix.blocks % groups)
                 for first in range(0, matrix.stages, matrix.segment_stages):
                     stages = min(matrix.segment_stages, matrix.stages - first)
                     for block in range(blocks):

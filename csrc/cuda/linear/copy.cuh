@@ -50,7 +50,7 @@ struct WeightCopier {
     for (uint32_t j = 0; j < kGroup; j++) {
       begins[j] = lengths[j] = 0;
       if (index == nullptr || lane >= stages || segment < group.begin_of(j) || segment >= group.end_of(j)) continue;
-      const uint32_t block = group.group * kGroup + j;
+      const uint32_t block = group.first_block + j;
       const uint32_t unit = block * job.shape.stages + segment * job.shape.segment_stages + lane;
       const uint32_t begin = index[unit], end = index[unit + 1], length = end - begin;
       if (begin >= end || end > steps || length < kHuffmanSections / 16 || length > I::kShared.stage_bytes / 16)

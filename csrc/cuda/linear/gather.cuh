@@ -89,7 +89,10 @@ struct Gatherer {
   uint32_t group, block;  // block of the group
 
   __device__ __forceinline__ Gatherer(const LinearArgument& a, SharedWork work, uint32_t block_of_matrix)
-      : a(a), work(work), group(block_of_matrix / I::kWarpgroups), block(block_of_matrix % I::kWarpgroups) {}
+      : a(a),
+        work(work),
+        group(shape().group_of(block_of_matrix, 1)),
+        block(block_of_matrix - shape().first_block(group)) {}
 
   // A lane looks after a chunk, the nearest first: none of them is waited for longer than for the last one.
   __device__ __forceinline__ void add_to(float (&sums)[I::kN / 2], uint32_t first_token, uint32_t tokens) const {
@@ -99,7 +102,8 @@ struct Gatherer {
 #pragma unroll 1
     for (; !at_first; behind -= kLanes) {
       const uint32_t mine = behind - 1 - lane, begin = lane < behind ? begin_of(mine) : 0;
-      const GroupWork part{group, shape().width(group), begin, lane < behind ? begin_of(mine + 1) : 0};
+      const GroupWork part{shape().first_block(group), shape().width(group), begin,
+                           lane < behind ? begin_of(mine + 1) : 0};
       const bool has = part.begin_of(block) < part.end_of(block);
       if (has) Piece<I>(a, mine, block, first_token, tokens).wait();
       __syncwarp();  // what one of the lanes has seen, all have
@@ -120,7 +124,7 @@ struct Gatherer {
     uint32_t job, stage;
     find_border(chunk, a.chunks, Costs{a}, a.weight_count, a.tile_sheets ? 1 : work.peek(work.kTiles), job, stage);
     const uint32_t unit = job < work.peek(work.kJob) ? 0 : shape().nearest_unit(stage);
-    return unit - min(unit, group * shape().group_units());
+    return unit - min(unit, shape().first_block(group) * shape().segments());
   }
   // The next pieces of `left`, of a bit for each chunk before `behind`.
   __device__ __forceinline__ void add_some(float (&sums)[I::kN / 2], uint32_t behind, uint32_t& left,

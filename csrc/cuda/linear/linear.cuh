@@ -148,7 +148,7 @@ struct Consumer {
                              : begin == 0 && end == all ? Place::kOutput
                              : end == all               ? Place::kLastPiece
                                                         : Place::kPiece;
-    if (lane() == 0) Place::park_group(place(), kind, group.group * I::kWarpgroups + block);
+    if (lane() == 0) Place::park_group(place(), kind, group.first_block + block);
   }
   __device__ __forceinline__ void store(float (&sums)[I::kN / 2], uint32_t damaged) const {
     const Place p = Place::parked(place());

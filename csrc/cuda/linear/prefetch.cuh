@@ -58,7 +58,7 @@ struct FirstStages {
     if (lane >= here) return nullptr;
     const uint32_t first = segment * length, behind = min(group.end_of(block) * length, stages);
     const uint32_t count = min(kMost / here, behind - first);
-    const uint64_t entry = uint64_t{group.group * kGroup + block} * stages + first;
+    const uint64_t entry = uint64_t{group.first_block + block} * stages + first;
     if (index_at > bytes || 4 * (entry + count + 1) > bytes - index_at) return nullptr;
     const auto* index = reinterpret_cast<const volatile uint32_t*>(matrix + index_at) + entry;
     const uint32_t begin = index[0], end = index[count];

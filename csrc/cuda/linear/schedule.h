@@ -1,7 +1,8 @@
 // How the work of one launch is dealt out to its CTAs: plain arithmetic, the same for all who ask.
 //
 // A unit is one segment of one block. Units follow each other by weight, tile (of tokens, of one matrix after the
-// other), group of blocks, segment, block. Each costs its stages.
+// other), group of blocks, segment, block. Each costs its stages. Groups are as equal as can be: a warpgroup that is
+// alone with a block, while others have none, waits for its own instructions.
 //
 // A *sheet* is what is cut together: one tile of all weights where a row's sums may not depend on other rows, else
 // everything. Chunk c of C of a sheet has the units between the unit borders nearest to c/C and (c+1)/C of its cost:
@@ -22,33 +23,40 @@ UNWEIGHT_HD constexpr uint32_t ceil_quotient(uint32_t a, uint32_t b) { return a 
 struct WorkShape {
   uint32_t blocks, stages;  // stages of each block
   uint32_t segment_stages;  // of each segment but perhaps the last
-  uint32_t warpgroups;      // blocks of a group
+  uint32_t warpgroups;      // blocks of a group, at most
 
   UNWEIGHT_HD_MEMBER uint32_t cost() const { return blocks * stages; }  // at most 2^21: docs/FORMAT.md section 2
   UNWEIGHT_HD_MEMBER uint32_t segments() const { return ceil_quotient(stages, segment_stages); }
   UNWEIGHT_HD_MEMBER uint32_t units() const { return blocks * segments(); }
-  UNWEIGHT_HD_MEMBER uint32_t group_units() const { return warpgroups * segments(); }  // of all but the last
   UNWEIGHT_HD_MEMBER uint32_t stages_of(uint32_t segment) const {
     const uint32_t left = stages - segment * segment_stages;
     return left < segment_stages ? left : segment_stages;
   }
-  UNWEIGHT_HD_MEMBER uint32_t width(uint32_t group) const {  // blocks of a group
-    const uint32_t left = blocks - group * warpgroups;
-    return left < warpgroups ? left : warpgroups;
+  // As few groups as there can be, and as equal ones: some at the front may have a block more than the others.
+  UNWEIGHT_HD_MEMBER uint32_t groups() const { return ceil_quotient(blocks, warpgroups); }
+  UNWEIGHT_HD_MEMBER uint32_t width(uint32_t group) const { return blocks / groups() + (group < blocks % groups()); }
+  UNWEIGHT_HD_MEMBER uint32_t first_block(uint32_t group) const {
+    const uint32_t wide = blocks % groups();
+    return group * (blocks / groups()) + (group < wide ? group : wide);
+  }
+  // That has number `at` of what each block has so many of: units, stages.
+  UNWEIGHT_HD_MEMBER uint32_t group_of(uint32_t at, uint32_t each) const {
+    const uint32_t width = blocks / groups(), wide = blocks % groups(), behind = wide * (width + 1) * each;
+    return at < behind ? at / ((width + 1) * each) : wide + (at - behind) / (width * each);
   }
   // The unit that begins nearest to a stage, both counted from the matrix's first; stage < cost().
   UNWEIGHT_HD_MEMBER uint32_t nearest_unit(uint32_t stage) const {
-    const uint32_t group = stage / (warpgroups * stages), blocks = width(group);
-    stage -= group * warpgroups * stages;
+    const uint32_t group = group_of(stage, stages), blocks = width(group), before = first_block(group);
+    stage -= before * stages;
     const uint32_t segment = stage / (blocks * segment_stages), length = stages_of(segment);
     stage -= segment * blocks * segment_stages;
-    return group * group_units() + segment * blocks + (stage + length / 2) / length;
+    return before * segments() + segment * blocks + (stage + length / 2) / length;
   }
 };
 
 // Units [begin, end) of a group: what one CTA does of it. Its warpgroups go from segment to segment together.
 struct GroupWork {
-  uint32_t group, width;
+  uint32_t first_block, width;
   uint32_t begin, end;
 
   UNWEIGHT_HD_MEMBER uint32_t first_segment() const { return begin / width; }
@@ -67,9 +75,10 @@ struct GroupWork {
 
 // The part of one group in units [unit, end) of a job, of which it takes as many as belong to it.
 UNWEIGHT_HD GroupWork take_group(const WorkShape& shape, uint32_t& unit, uint32_t end) {
-  const uint32_t group = unit / shape.group_units(), first = group * shape.group_units(), width = shape.width(group);
+  const uint32_t group = shape.group_of(unit, shape.segments()), width = shape.width(group);
+  const uint32_t first_block = shape.first_block(group), first = first_block * shape.segments();
   const uint32_t units = width * shape.segments(), stop = end - first < units ? end - first : units;
-  const GroupWork work{group, width, unit - first, stop};
+  const GroupWork work{first_block, width, unit - first, stop};
   unit = first + stop;
   return work;
 }
