@@ -21,7 +21,7 @@ def weight(rows: int, columns: int, layout: str = "nibble", experts: int = 0, kn
 @pytest.mark.parametrize("known", [True, False], ids=["nibble", "any"])
 @pytest.mark.parametrize("size", [8, 32, 128])
 def test_many_chunks_of_one_block(size: int, known: bool) -> None:
-    """Kernels of one layout read 4 or 2 pieces at once, those of any layout one. For 128 tokens one cut for all."""
+    """Kernels of one layout read 4 or 3 pieces at once, those of any layout one. For 128 tokens one cut for all."""
     rows = {8: 2, 32: 2, 128: 65}[size]
     Product([weight(64, 7000, known=known)], tokens(rows, 7000), config(size), multiprocessors=7).check()
 

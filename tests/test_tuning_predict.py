@@ -216,5 +216,5 @@ def test_the_crossover_is_the_models(layout: str) -> None:
 def test_what_is_asked_for_and_read_at_once_are_the_kernels() -> None:
     folder = Path(__file__).resolve().parent.parent / "csrc/cuda/linear"
     assert f"kHintedStages = {HINTED_STAGES};" in (folder / "prefetch.cuh").read_text()
-    assert "I::kN <= 16 ? 4 : I::kN <= 32 ? 2 : 1;" in (folder / "gather.cuh").read_text()
-    assert PIECES_AT_ONCE == {n: 4 if n <= 16 else 2 if n <= 32 else 1 for n in SLOTS["raw"]}
+    assert "I::kN <= 16 ? 4 : I::kN <= 32 ? 3 : 1;" in (folder / "gather.cuh").read_text()
+    assert PIECES_AT_ONCE == {n: 4 if n <= 16 else 3 if n <= 32 else 1 for n in SLOTS["raw"]}

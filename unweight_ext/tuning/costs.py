@@ -51,7 +51,7 @@ SLOTS: Mapping[str, Mapping[int, int]] = {
 }
 HINTED_STAGES = 18  # that a hint asks for (prefetch.cuh)
 # By tokens: pieces of a block that are read at once (gather.cuh).
-PIECES_AT_ONCE: Mapping[int, int] = {8: 4, 16: 4, 32: 2, 64: 1, 128: 1, 256: 1}
+PIECES_AT_ONCE: Mapping[int, int] = {8: 4, 16: 4, 32: 3, 64: 1, 128: 1, 256: 1}
 COPY_OPERATIONS = 6  # of the copying warps, for 16 bytes of x: cp.async, its address, its test
 
 

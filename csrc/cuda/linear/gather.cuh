@@ -83,7 +83,7 @@ struct Piece {
 template <class I>
 struct Gatherer {
   // Pieces that are on their way together, as registers allow.
-  static constexpr uint32_t kAtOnce = I::kLayout == I::kAny ? 1 : I::kN <= 16 ? 4 : I::kN <= 32 ? 2 : 1;
+  static constexpr uint32_t kAtOnce = I::kLayout == I::kAny ? 1 : I::kN <= 16 ? 4 : I::kN <= 32 ? 3 : 1;
   const LinearArgument& a;
   SharedWork work;        // in the block's group
   uint32_t group, block;  // block of the group
