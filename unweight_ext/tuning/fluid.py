@@ -129,7 +129,7 @@ def _run(
     """One launch: its end; what of the next one's first stages has come when its copies begin; when the rest does."""
     ctas = [_Cta(load, there) for load, there in zip(loads, ahead, strict=True)]
     now, end, until = 0.0, 0.0, inf
-    while now < until:
+    while True:
         for cta in ctas:
             if cta.done == inf and cta.arrived >= cta.load.weight_bytes - EPSILON:
                 cta.done = now
